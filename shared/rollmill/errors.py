@@ -1,0 +1,62 @@
+"""Every error of Rollmill, typed by what has to happen next.
+
+RollmillError
+├── RetryableError        the same call may succeed later; retried with a budget
+├── PoisonRecordError     this record only: dead letter with a reason code, go on
+├── BackpressureError     come back later; HTTP 429 or 503 with Retry-After
+├── InvalidInputError     the caller's input is wrong; HTTP 4xx with advice
+└── FatalError            stop the process, loudly (exit code 70)
+    ├── ConfigurationError    settings or cluster contradict what the code needs
+    └── FencedError           another owner has taken the task (exit code 75)
+"""
+
+from __future__ import annotations
+
+EXIT_DRAINED = 0
+EXIT_FATAL = 70
+EXIT_FENCED = 75
+
+
+class RollmillError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class RetryableError(RollmillError):
+    """The same call may succeed later."""
+
+
+class PoisonRecordError(RollmillError):
+    """A record that can never be processed. ``reason`` is a stable code for counters and dead letters."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class BackpressureError(RollmillError):
+    """Come back after ``retry_after`` seconds."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class InvalidInputError(RollmillError):
+    """The caller's input is wrong; the message says what to do about it."""
+
+
+class FatalError(RollmillError):
+    """Nothing sensible can be done but to stop and be noticed."""
+
+    exit_code = EXIT_FATAL
+
+
+class ConfigurationError(FatalError):
+    """Settings, or the cluster as found, contradict what the code needs."""
+
+
+class FencedError(FatalError):
+    """Another process owns the task now; this one must not come back by itself (RULES T4)."""
+
+    exit_code = EXIT_FENCED

@@ -1,0 +1,1 @@
+"""Kafka: clients, topics on the broker, and the embedded broker."""

@@ -1,0 +1,67 @@
+"""One place that makes Kafka clients, where every default that bites is set right.
+
+aiokafka and FastStream default to at-most-once acknowledgement, ``latest``, ``read_uncommitted``, auto-created
+topics and one-megabyte fetches; nothing else in the tree constructs a client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+
+from rollmill.settings import KafkaSettings
+
+MAX_REQUEST = 11 * 2**20
+"""A dead letter of 9 MiB with headers fits; the topic's own limit is the tighter one."""
+MAX_BATCH = 2**20
+FETCH = 12 * 2**20
+
+
+class KafkaClients:
+    """Constructs clients of one cluster. The caller starts and stops them."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "bootstrap_servers": self._settings.bootstrap_servers,
+            "request_timeout_ms": self._settings.request_timeout_ms,
+        }
+
+    def producer(self, transactional_id: str | None = None) -> AIOKafkaProducer:
+        """Idempotent, acks from all replicas, lz4; transactional with an id."""
+        return AIOKafkaProducer(
+            **self._common(),
+            transactional_id=transactional_id,
+            transaction_timeout_ms=self._settings.transaction_timeout_ms,
+            enable_idempotence=True,
+            acks="all",
+            linger_ms=2,
+            max_batch_size=MAX_BATCH,
+            max_request_size=MAX_REQUEST,
+            compression_type="lz4",
+        )
+
+    def consumer(self, *, group_id: str | None = None, reset: str = "none") -> AIOKafkaConsumer:
+        """Reads committed records only, commits nothing by itself, assigned or subscribed by the caller.
+
+        ``reset``: ``none`` raises where the position is outside the log (RULES C3), ``earliest`` reads all of it.
+        """
+        return AIOKafkaConsumer(
+            **self._common(),
+            group_id=group_id,
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            auto_offset_reset=reset,
+            fetch_max_bytes=4 * FETCH,
+            max_partition_fetch_bytes=FETCH,
+            fetch_max_wait_ms=100,
+            session_timeout_ms=30_000,
+            max_poll_interval_ms=600_000,
+        )
+
+    def admin(self) -> AIOKafkaAdminClient:
+        return AIOKafkaAdminClient(**self._common())

@@ -1,0 +1,115 @@
+"""The records that travel over Kafka: what is kept of a call, a session, a grade, a batch, a token's fate.
+
+Frozen pydantic models; token arrays are numpy arrays (`rollmill.models.arrays`). Nothing here does I/O.
+"""
+
+from rollmill.models.arrays import JsonBytes, LogProbs, LossMask, TokenIds, Values
+from rollmill.models.base import EventTime, FiniteFloat, Identifier, Record, dump_json, is_identifier
+from rollmill.models.batch import (
+    TENSORS,
+    BatchHeader,
+    Cut,
+    Denominators,
+    EndOfStream,
+    Rewound,
+    StepAcknowledged,
+    TraceRow,
+    TrainerEvent,
+)
+from rollmill.models.completion import (
+    CallKind,
+    CallStatus,
+    CompletionEvent,
+    CompletionRecord,
+    CompletionSession,
+    SampledChoice,
+    SamplingParams,
+    SessionClosed,
+    SessionExpired,
+    SessionOpened,
+    SessionStatus,
+)
+from rollmill.models.evaluation import EvalResult, Evaluation
+from rollmill.models.outcome import DeadLetterInfo, Disposition, Outcome, outcome
+from rollmill.models.session import SessionEntry, SessionState
+from rollmill.models.specs import EvaluatorSpec, Purpose, SessionSpec, StrategySpec
+from rollmill.models.trajectory import ExcludedUnits, Trace, TraceTurn, Trajectory, TrajectoryStatus
+from rollmill.models.units import Manifest, Unit, tokens_by_version
+from rollmill.models.versions import (
+    PolicyAnnouncement,
+    PolicySpan,
+    PolicyVersion,
+    VersionRun,
+    VersionRuns,
+    append_run,
+    expand,
+    run_lengths,
+    staleness,
+    total_length,
+    trained_versions,
+)
+
+__all__ = [
+    "TENSORS",
+    "BatchHeader",
+    "CallKind",
+    "CallStatus",
+    "CompletionEvent",
+    "CompletionRecord",
+    "CompletionSession",
+    "Cut",
+    "DeadLetterInfo",
+    "Denominators",
+    "Disposition",
+    "EndOfStream",
+    "EvalResult",
+    "Evaluation",
+    "EvaluatorSpec",
+    "EventTime",
+    "ExcludedUnits",
+    "FiniteFloat",
+    "Identifier",
+    "JsonBytes",
+    "LogProbs",
+    "LossMask",
+    "Manifest",
+    "Outcome",
+    "PolicyAnnouncement",
+    "PolicySpan",
+    "PolicyVersion",
+    "Purpose",
+    "Record",
+    "Rewound",
+    "SampledChoice",
+    "SamplingParams",
+    "SessionClosed",
+    "SessionEntry",
+    "SessionExpired",
+    "SessionOpened",
+    "SessionSpec",
+    "SessionState",
+    "SessionStatus",
+    "StepAcknowledged",
+    "StrategySpec",
+    "TokenIds",
+    "Trace",
+    "TraceRow",
+    "TraceTurn",
+    "TrainerEvent",
+    "Trajectory",
+    "TrajectoryStatus",
+    "Unit",
+    "Values",
+    "VersionRun",
+    "VersionRuns",
+    "append_run",
+    "dump_json",
+    "expand",
+    "is_identifier",
+    "outcome",
+    "run_lengths",
+    "staleness",
+    "tokens_by_version",
+    "total_length",
+    "trained_versions",
+]

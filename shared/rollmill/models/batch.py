@@ -1,0 +1,145 @@
+"""Batches, cuts and the trainer's acknowledgements (RULES B, R, A1 to A5)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from rollmill.models.base import EventTime, FiniteFloat, Identifier, Record
+from rollmill.models.units import Unit
+from rollmill.models.versions import PolicyVersion
+
+TENSORS: dict[str, tuple[str, str]] = {
+    "input_ids": ("int32 [T]", "token ids, prompt and response, packed trace after trace"),
+    "loss_mask": ("uint8 [T]", "1 = sampled by the policy and trained; at token"),
+    "behavior_log_probs": ("float32 [T]", "log-prob of the token under the policy that sampled it; 0.0 at context"),
+    "versions": ("int32 [R, 3]", "runs of (epoch, version, length) over [T]; (-1, -1, n) at context"),
+    "cu_seqlens": ("int32 [N + 1]", "start of each trace in [T], and the end"),
+    "prompt_lengths": ("int32 [N]", "tokens before the first sampled token's turn of each trace"),
+    "trace_index": ("int32 [N]", "row of each trace in the header's table"),
+    "advantages": ("float32 [N]", "advantage of the trace's rollout, one per trace"),
+    "rewards": ("float32 [N]", "reward of the trace"),
+    "loss_weights": ("float32 [N]", "weight of every trained token of the trace (RULES A1)"),
+    "temperatures": ("float32 [N]", "sampling temperature of the trace; 0.0 = unknown"),
+    "turn_ids": ("int32 [U, 2]", "runs of (turn, length) over [T]; turn -1 at context"),
+    "token_rewards": ("float32 [T]", "reward given at a single token; only where any trace has them"),
+}
+"""Tensors of a micro-batch on the wire: dtype and shape, meaning. T tokens, N traces, R and U runs."""
+
+
+class TraceRow(Record):
+    """One trace of a step, in the table that every rank's header holds (RULES A3)."""
+
+    session_id: Identifier
+    attempt: PositiveInt = 1
+    trace: NonNegativeInt = 0
+    group_id: Identifier
+    rank: NonNegativeInt
+    micro_batch: NonNegativeInt
+    tokens: PositiveInt
+    mask_sum: PositiveInt
+    oldest: PolicyVersion
+    loss_weight: FiniteFloat
+    units: tuple[Unit, ...]
+
+
+class Denominators(Record):
+    """Step-wide sums over all ranks and micro-batches, by which a summed loss is divided."""
+
+    tokens: NonNegativeInt
+    """Tokens with mask 1."""
+    weighted_tokens: FiniteFloat
+    """Sum of the loss weights of all tokens with mask 1; the denominator of the step's loss."""
+    rollouts: NonNegativeInt
+    groups: NonNegativeInt
+
+
+class BatchHeader(Record):
+    """Header of one micro-batch: safetensors metadata key ``header``, JSON."""
+
+    schema_version: Literal[1] = 1
+    run: Identifier
+    policy: Identifier
+    batch_id: str
+    step: NonNegativeInt
+    rank: NonNegativeInt
+    world_size: PositiveInt
+    micro_batch: NonNegativeInt
+    micro_batches: PositiveInt
+    filler: bool = False
+    """True: only there so that every rank has the same number of micro-batches; nothing in it is trained."""
+    policy_version: PolicyVersion
+    """Newest announced version at the cut."""
+    forks: dict[int, int] = Field(default_factory=dict)
+    """Version from which each later epoch went on, for staleness over epochs."""
+    max_staleness: NonNegativeInt | None = None
+    queued_steps: NonNegativeInt = 0
+    """Steps cut before this one and not yet acknowledged at the cut."""
+    advantage: str = "grpo"
+    """Strategy that computed ``advantages``; ``none`` leaves them zero for a trainer that normalises itself."""
+    loss_weighting: str = "token_mean"
+    denominators: Denominators
+    staleness_histogram: dict[int, int] = Field(default_factory=dict)
+    """Trained tokens by staleness at the cut."""
+    packing_efficiency: FiniteFloat = 1.0
+    """Tokens over token budget, over the step's micro-batches."""
+    table: tuple[TraceRow, ...] = ()
+    tensors: dict[str, str] = Field(default_factory=lambda: {k: f"{d}: {m}" for k, (d, m) in TENSORS.items()})
+
+
+class Cut(Record):
+    """One decision of the batcher (topic ``cuts``): with the same topics it gives the same bytes (RULES B2)."""
+
+    run: Identifier
+    policy: Identifier
+    step: NonNegativeInt
+    """The step that this cut made, or the next step where it made none."""
+    sequence: NonNegativeInt
+    """Counts all cuts of the run, also those that yield no batch."""
+    positions: dict[str, int]
+    """Next input offset by ``topic/partition``."""
+    policy_version: PolicyVersion
+    queued_steps: NonNegativeInt
+    now: EventTime
+    seed: NonNegativeInt
+    flush: bool = False
+    """True: take what is ready although the step is not full (end of stream or flush interval)."""
+    batch_id: str | None = None
+    """None: only exclusions were decided."""
+    groups: tuple[str, ...] = ()
+    excluded: dict[str, int] = Field(default_factory=dict)
+    """Tokens excluded at this cut by reason."""
+
+
+class StepAcknowledged(Record):
+    """A rank has finished a step: its optimizer step is done (topic ``acks``)."""
+
+    type: Literal["acknowledged"] = "acknowledged"
+    run: Identifier
+    rank: NonNegativeInt
+    world_size: PositiveInt
+    step: NonNegativeInt
+    batch_id: str
+    at: EventTime
+
+
+class Rewound(Record):
+    """A trainer went back to a checkpoint: steps from ``next_step`` on are un-acknowledged (RULES R3, A4)."""
+
+    type: Literal["rewound"] = "rewound"
+    run: Identifier
+    next_step: NonNegativeInt
+    at: EventTime
+
+
+class EndOfStream(Record):
+    """No more trajectories will come: what is ready may be cut although a step is not full (topic ``acks``)."""
+
+    type: Literal["end_of_stream"] = "end_of_stream"
+    run: Identifier
+    at: EventTime
+
+
+TrainerEvent = Annotated[StepAcknowledged | Rewound | EndOfStream, Field(discriminator="type")]
+"""Any record of the topic ``acks``."""

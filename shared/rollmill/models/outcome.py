@@ -1,0 +1,78 @@
+"""Outcomes and dead letters: the final disposition of every sampled token (RULES L3)."""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from rollmill.models.base import EventTime, Identifier, Record, dump_json
+from rollmill.models.units import Unit
+
+
+class Disposition(StrEnum):
+    """``captured`` opens the account of a unit; exactly one of the others closes it."""
+
+    CAPTURED = "captured"
+    TRAINED = "trained"
+    EXCLUDED = "excluded"
+    DEAD_LETTERED = "dead_lettered"
+    REOPENED = "reopened"
+
+
+class Outcome(Record):
+    """Disposition of unit ranges of one session (topic ``outcomes``, key session id)."""
+
+    outcome_id: str
+    disposition: Disposition
+    reason: str | None = None
+    """None for captured and trained."""
+    stage: str
+    session_id: Identifier
+    attempt: PositiveInt = 1
+    units: tuple[Unit, ...] = ()
+    batch_id: str | None = None
+    at: EventTime = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(unit.tokens for unit in self.units)
+
+
+def outcome(
+    disposition: Disposition,
+    *,
+    stage: str,
+    session_id: str,
+    attempt: int,
+    units: tuple[Unit, ...],
+    reason: str | None = None,
+    batch_id: str | None = None,
+    at: float = 0.0,
+) -> Outcome:
+    """An outcome with its deterministic id: equal content gives an equal id."""
+    content = [disposition, stage, session_id, attempt, units, reason, batch_id]
+    return Outcome(
+        outcome_id=hashlib.blake2b(dump_json(content), digest_size=12).hexdigest(),
+        disposition=disposition,
+        reason=reason,
+        stage=stage,
+        session_id=session_id,
+        attempt=attempt,
+        units=units,
+        batch_id=batch_id,
+        at=at,
+    )
+
+
+class DeadLetterInfo(Record):
+    """Why and from where a record was set aside: Kafka header ``dead-letter``; the value is the bytes as received."""
+
+    reason: str
+    error: str
+    stage: str
+    topic: str
+    partition: NonNegativeInt
+    offset: NonNegativeInt
+    headers: tuple[tuple[str, str], ...] = Field(default=(), description="original headers, values as UTF-8 or hex")

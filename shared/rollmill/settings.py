@@ -1,0 +1,72 @@
+"""Settings common to all programs, from ``ROLLMILL_*`` environment variables; the reason stands under each field."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class KafkaSettings(BaseSettings):
+    """How to reach the log, and how a run's topics are called."""
+
+    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True)
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    prefix: str = Field(default="rollmill.", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\.$|^$")
+    """Begins every topic name, group and transactional id: several runs can share a cluster."""
+    partitions: PositiveInt = 8
+    """Of the co-partitioned topics; fixed for the life of a prefix (RULES T1)."""
+    batch_partitions: PositiveInt = 8
+    """Of ``batches``: the largest data-parallel world size."""
+    replication_factor: PositiveInt = 1
+    """Three on a real cluster."""
+    transaction_timeout_ms: PositiveInt = 30_000
+    """After this the broker aborts what a dead process left open."""
+    request_timeout_ms: PositiveInt = 20_000
+    run: str = "run"
+    """Names the training run in batches, cuts and acknowledgements."""
+
+
+class ServiceSettings(KafkaSettings):
+    """What every service has beside its own settings."""
+
+    process_index: NonNegativeInt = 0
+    """This process runs the tasks p with p mod processes = process_index; the StatefulSet's ordinal."""
+    processes: PositiveInt = 1
+    poll_ms: PositiveInt = 50
+    """Longest wait for the first record of a poll batch: the floor of latency when idle."""
+    poll_records: PositiveInt = 500
+    poll_bytes: PositiveInt = 16 * 2**20
+    """Records beyond this many bytes wait for the next transaction: bounds memory and transaction size."""
+    timer_seconds: float = Field(default=0.25, gt=0)
+    """How often timers and cuts are looked at."""
+    deadline_seconds: float = Field(default=20.0, gt=0)
+    """For every await on the broker; below the transaction timeout."""
+    dead_letter_limit: PositiveInt = 100
+    """Dead letters in hand before a task stops: a bad deploy must not drain the topic."""
+    dead_letter_leak: PositiveInt = 100
+    """Good records that forgive one dead letter."""
+    health_host: str = "127.0.0.1"
+    health_port: NonNegativeInt = 0
+    """Of /live, /ready and /metrics; 0 takes a free port and logs it."""
+    log_level: str = "INFO"
+    log_json: bool = True
+    host_label: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
+    """Names the process in logs; never in an output record."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.process_index >= self.processes:
+            raise ValueError(
+                f"process_index {self.process_index} must be below processes {self.processes} (they count from 0)"
+            )
+        if self.deadline_seconds * 1000 >= self.transaction_timeout_ms:
+            raise ValueError(
+                f"deadline_seconds {self.deadline_seconds} must be below transaction_timeout_ms "
+                f"{self.transaction_timeout_ms}: a transaction must be given up before the broker aborts it"
+            )
+        return self

@@ -1,0 +1,26 @@
+"""Strategies by stable name or ``module:ClassName``: base classes and the registry that constructs them.
+
+Names come from entry points (groups ``rollmill.builders``, ``rollmill.evaluators``, ``rollmill.advantages``), so
+that capture can validate a spec when a session opens, and so that any package can add its own.
+"""
+
+from rollmill.strategies.bases import BaseAdvantage, BaseTrajectoryBuilder, BaseTrajectoryEvaluator, EvaluationContext
+from rollmill.strategies.registry import (
+    StrategyRegistry,
+    advantage_registry,
+    builder_registry,
+    evaluator_registry,
+    validate_session_spec,
+)
+
+__all__ = [
+    "BaseAdvantage",
+    "BaseTrajectoryBuilder",
+    "BaseTrajectoryEvaluator",
+    "EvaluationContext",
+    "StrategyRegistry",
+    "advantage_registry",
+    "builder_registry",
+    "evaluator_registry",
+    "validate_session_spec",
+]

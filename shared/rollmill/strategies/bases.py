@@ -1,0 +1,51 @@
+"""What a custom builder, evaluator or advantage strategy subclasses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rollmill.models import CompletionSession, EvalResult, Trajectory
+
+
+class BaseTrajectoryBuilder(ABC):
+    """Turns the calls of one session into traces. Constructed once per session as ``Class(**spec.config)``.
+
+    ``build`` must be a pure function of the session: no clock, no randomness, no I/O (RULES E3). It never sets
+    rewards. Sampled tokens that no trace trains belong into ``excluded`` with a reason; what is left unaccounted
+    is excluded by the service with reason ``builder_dropped``, so that the ledger balances.
+    """
+
+    @abstractmethod
+    def build(self, session: CompletionSession) -> Trajectory:
+        """The trajectory of ``session``; `rollmill.strategies.trajectory_of` fills the identity fields."""
+
+
+@dataclass(frozen=True)
+class EvaluationContext:
+    """What an evaluator may use beside the trajectory."""
+
+    deadline_seconds: float
+    """Time left to answer, in seconds."""
+
+
+class BaseTrajectoryEvaluator(ABC):
+    """Grades one trajectory. Constructed per request as ``Class(**spec.config)``; may run code and call services.
+
+    Infrastructure failures are ``EvalResult(not_graded=reason)`` or an exception, never a number.
+    """
+
+    @abstractmethod
+    async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
+        """The grade of ``trajectory``; each trace may be graded on its own with ``trace_rewards``."""
+
+
+class BaseAdvantage(ABC):
+    """Advantages of the rollouts of one group."""
+
+    @abstractmethod
+    def compute(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Advantages [n] float64 of ``rewards`` [n] float64, one per graded rollout of the group, sorted by id."""

@@ -80,7 +80,7 @@ def _malformed(content_type: str, error: Exception) -> NoReturn:
 
 @lru_cache(maxsize=64)
 def _adapter(kind: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    return TypeAdapter[Any](kind)  # type: ignore[arg-type]  # an annotated union is a type form, too
 
 
 def _summary(error: ValidationError) -> str:
@@ -110,6 +110,7 @@ def read_manifest(headers: Headers) -> Manifest | None:
     if value is None:
         return None
     try:
-        return decode(Manifest, value, ((CONTENT_TYPE, JSON.encode()),))
+        manifest: Manifest = decode(Manifest, value, ((CONTENT_TYPE, JSON.encode()),))
     except PoisonRecordError:
         return None
+    return manifest

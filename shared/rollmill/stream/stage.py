@@ -62,6 +62,8 @@ class Delta:
     key: str
     payload: bytes
     replaces: bool = False
+    manifest: Manifest | None = None
+    """The units that the delta holds; written as its header, so that the ledger counts them as pending unread."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from rollmill.models import Manifest
 from rollmill.stream.stage import Effects, StateView
 
 V = TypeVar("V")
@@ -19,6 +20,7 @@ class ChangelogRecord:
 
     key: str
     payload: bytes | None
+    manifest: Manifest | None = None
 
 
 def delta_key(state_key: str, origin: str, index: int) -> str:
@@ -61,7 +63,7 @@ class TaskState(StateView[V], Generic[V]):
             if delta.replaces:
                 records += self._forget_others(delta.key, name)
             self._fold(delta.key, name, delta.payload, replaces=delta.replaces)
-            records.append(ChangelogRecord(name, delta.payload))
+            records.append(ChangelogRecord(name, delta.payload, delta.manifest))
         return _newest(records)
 
     def restore(self, records: Iterable[tuple[str, bytes]]) -> None:

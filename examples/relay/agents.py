@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -142,6 +143,6 @@ class Crew:
         stream = member % self.stream_every == 0
         try:
             await run_session(self.client, session.base_url, digits, tool, turns, stream=stream)
-        except OpenAIError as error:
+        except (OpenAIError, httpx.HTTPError) as error:
             return f"{type(error).__name__}: {error}"
         return None

@@ -40,12 +40,12 @@ class _WeightsQuery(BaseModel):
 
 
 class _VersionQuery(BaseModel):
-    """Without `at_least` the answer comes at once."""
+    """Without `at_least` the answer comes at once. Polls are short because the exit waits for them."""
 
     model_config = ConfigDict(frozen=True)
 
     at_least: int = Field(default=0, ge=0)
-    timeout: float = Field(default=25.0, ge=0, le=60)
+    timeout: float = Field(default=2.0, ge=0, le=5)
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,7 @@ def main(
     use_one_thread()
     model = warm_start(seed) if weights is None else from_bytes(weights.read_bytes())
     app = create_app(Engine(model, version=version, seed=seed), sabotage)
-    # A long poll for a version that never comes must not hold the exit.
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=10)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from relay.model import RelayModel, from_bytes
-from relay.sampler import Draw, Reply, sample
+from relay.sampler import Draw, Reply, generator, sample
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Engine:
     def __init__(self, model: RelayModel, *, version: int = 0, seed: int = 0, window: float = 0.001) -> None:
         self._policy = Policy(model, version)
         self._window = window
-        self._random = random.Random(f"engine/{seed}")
+        self._random = generator("engine", seed)
         self._waiting: asyncio.Queue[_Call] = asyncio.Queue()
         self._swapped = asyncio.Condition()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
@@ -70,7 +70,7 @@ class Engine:
 
     def rng(self, seed: int | None, index: int) -> random.Random:
         """The source of randomness of choice `index` of a call: its own where the call has a seed."""
-        return self._random if seed is None else random.Random(f"{seed}/{index}")
+        return self._random if seed is None else generator("call", seed, index)
 
     async def sample(self, draws: Sequence[Draw]) -> Sampled:
         """One reply per draw, all by the same version."""

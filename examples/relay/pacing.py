@@ -12,7 +12,7 @@ from relay.agents import Crew, Tool, quick_tool
 from relay.task import Message, question
 
 SLOW_EVERY: Final = 7
-_POLL_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,14 @@ async def unless_stopped(work: Coroutine[Any, Any, object], stop: asyncio.Event)
     finally:
         for task in tasks:
             task.cancel()
-    with suppress(asyncio.CancelledError):
-        await tasks[0]
-        return True
-    return False
+    await asyncio.wait(tasks)
+    return not tasks[0].cancelled() and _raising(tasks[0])
+
+
+def _raising(done: asyncio.Future[object]) -> bool:
+    """True, or the error that the work ended with."""
+    done.result()
+    return True
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ class Reply:
     finish_reason: FinishReason
 
 
+def generator(*parts: object) -> random.Random:
+    """A source of randomness that follows from its parts alone, such as a seed and an index."""
+    return random.Random("/".join(map(str, parts)))
+
+
 @torch.inference_mode()
 def sample(model: RelayModel, draws: Sequence[Draw]) -> list[Reply]:
     """One reply per draw, in order; prompts are padded and all rows advance together."""

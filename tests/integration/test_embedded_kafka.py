@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -113,11 +114,12 @@ asyncio.run(main())
 
 async def test_the_broker_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "kafka")
-    with subprocess.Popen([sys.executable, "-c", PARENT, directory.root], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"ready\n"
-        with pytest.raises(ConfigurationError, match="in use"):
-            await hold(directory, patience=0.1)
-        parent.kill()
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, directory.root, stdout=PIPE)
+    assert parent.stdout is not None
+    assert await parent.stdout.readline() == b"ready\n"
+    with pytest.raises(ConfigurationError, match="in use"):
+        await hold(directory, patience=0.1)
+    parent.kill()
+    await parent.wait()
     # Java itself has the directory locked until it has ended.
     os.close(await hold(directory, patience=15))

@@ -54,7 +54,7 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: KafkaSettings, t
 
 
 def _raise_failures(response: object) -> None:
-    """aiokafka returns per-topic errors instead of raising them."""
+    """Aiokafka returns per-topic errors instead of raising them."""
     for name, code, *detail in getattr(response, "topic_errors", ()):
         error = for_code(code)
         if code and error is not TopicAlreadyExistsError:

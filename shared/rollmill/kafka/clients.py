@@ -6,12 +6,15 @@ topics and one-megabyte fetches; nothing else in the tree constructs a client.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from rollmill.settings import KafkaSettings
+
+if TYPE_CHECKING:
+    from faststream.kafka import KafkaBroker
 
 MAX_REQUEST = 11 * 2**20
 """A dead letter of 9 MiB with headers fits; the topic's own limit is the tighter one."""
@@ -65,3 +68,21 @@ class KafkaClients:
 
     def admin(self) -> AIOKafkaAdminClient:
         return AIOKafkaAdminClient(**self._common())
+
+
+def faststream_broker(settings: KafkaSettings) -> KafkaBroker:
+    """FastStream's broker for the at-least-once edges: no topic is created, every publish is acknowledged by all."""
+    from faststream.kafka import KafkaBroker  # noqa: PLC0415  # only services have FastStream
+
+    return KafkaBroker(
+        settings.bootstrap_servers,
+        acks="all",
+        enable_idempotence=True,
+        compression_type="lz4",
+        max_request_size=MAX_REQUEST,
+        max_batch_size=MAX_BATCH,
+        linger_ms=2,
+        request_timeout_ms=settings.request_timeout_ms,
+        allow_auto_create_topics=False,
+        logger=None,
+    )

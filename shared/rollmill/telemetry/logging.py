@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import structlog
@@ -46,6 +47,6 @@ def configure_logging(*, service: str, level: str, as_json: bool) -> None:
     structlog.contextvars.bind_contextvars(service=service)
 
 
-def redact_secrets(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+def redact_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
     """Secrets never reach a log line, whoever logs them."""
     return {key: "***" if any(word in key.lower() for word in SECRET_WORDS) else value for key, value in event.items()}

@@ -1,0 +1,151 @@
+"""One factory for all services: settings, FastStream shell, tasks, workers, health, metrics, exit code.
+
+The transactional tasks run on aiokafka as asyncio tasks of the FastStream application; FastStream's own broker
+carries the at-least-once edges. What a service adds is a `Service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from faststream import FastStream
+from faststream.kafka import KafkaBroker
+
+from rollmill.errors import EXIT_DRAINED, EXIT_FATAL, FatalError
+from rollmill.kafka.admin import verify_topics
+from rollmill.kafka.clients import KafkaClients, faststream_broker
+from rollmill.settings import ServiceSettings
+from rollmill.stream.runner import run_stages
+from rollmill.stream.stage import Stage
+from rollmill.stream.task import TaskTools
+from rollmill.telemetry.clock import Clock, SystemClock
+from rollmill.telemetry.health import Health, HealthServer
+from rollmill.telemetry.logging import configure_logging
+from rollmill.telemetry.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+Worker = Callable[["ServiceContext"], Awaitable[None]]
+
+DRAIN_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """What runs: pure stages on the engine, and workers with I/O of their own."""
+
+    name: str
+    settings: ServiceSettings
+    stages: tuple[Stage[Any], ...] = ()
+    workers: tuple[Worker, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServiceContext:
+    """What a worker may use. It runs until ``stop`` is set, then drains and returns."""
+
+    settings: ServiceSettings
+    clients: KafkaClients
+    broker: KafkaBroker
+    clock: Clock
+    stop: asyncio.Event
+    metrics: Metrics
+    health: Health
+    failures: list[BaseException] = field(default_factory=list)
+    """What ended the process; the first one decides the exit code."""
+
+
+def run(service: Service) -> int:
+    """Run a service until SIGTERM or SIGINT. Returns its exit code: 0 drained, 70 fatal, 75 fenced."""
+    settings = service.settings
+    configure_logging(service=service.name, level=settings.log_level, as_json=settings.log_json)
+    return asyncio.run(_run(service))
+
+
+async def _run(service: Service) -> int:
+    context = _context(service)
+    server = HealthServer(context.health, context.metrics, service.settings.health_host, service.settings.health_port)
+    server.start()
+    log.info("service starting", health_port=server.port, pid=os.getpid())
+    try:
+        await _application(service, context).run(log_level=30)
+    except (FatalError, OSError) as error:
+        context.failures.append(error)
+    finally:
+        server.stop()
+    return _exit_code(context)
+
+
+def _context(service: Service) -> ServiceContext:
+    return ServiceContext(
+        settings=service.settings,
+        clients=KafkaClients(service.settings),
+        broker=faststream_broker(service.settings),
+        clock=SystemClock(),
+        stop=asyncio.Event(),
+        metrics=Metrics(service.name),
+        health=Health(),
+    )
+
+
+def _application(service: Service, context: ServiceContext) -> FastStream:
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        await verify_topics(service.settings)
+        async with _working(service, context, application):
+            yield
+
+    application = FastStream(context.broker, lifespan=lifespan, title=f"rollmill {service.name}", logger=None)
+    return application
+
+
+@asynccontextmanager
+async def _working(service: Service, context: ServiceContext, application: FastStream) -> AsyncIterator[None]:
+    """Tasks and workers live between start and drain; the first failure asks the application to exit."""
+    context.health.expect(service.name)
+    await context.broker.start()
+    work = asyncio.create_task(_work(service, context, application), name="work")
+    context.health.ready(service.name)
+    try:
+        yield
+    finally:
+        context.health.ready(service.name, ready=False)
+        context.stop.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(work, DRAIN_SECONDS)
+        log.info("service drained")
+
+
+async def _work(service: Service, context: ServiceContext, application: FastStream) -> None:
+    tools = TaskTools(context.settings, context.clients, context.clock, context.metrics, context.health)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run_stages(service.stages, tools, context.stop))
+            for worker in service.workers:
+                group.create_task(_until_stopped(worker, context))
+            group.create_task(context.stop.wait())
+    except* Exception as failures:  # every failure is reported and decides the exit code
+        for failure in failures.exceptions:
+            log.error("service cannot go on", error=str(failure), kind=type(failure).__name__, exc_info=failure)
+            context.failures.append(failure)
+    application.exit()
+
+
+async def _until_stopped(worker: Worker, context: ServiceContext) -> None:
+    try:
+        await worker(context)
+    finally:
+        context.stop.set()
+
+
+def _exit_code(context: ServiceContext) -> int:
+    if not context.failures:
+        return EXIT_DRAINED
+    first = context.failures[0]
+    return first.exit_code if isinstance(first, FatalError) else EXIT_FATAL

@@ -1,0 +1,60 @@
+"""Effects turned into records that are ready to send, sizes checked before anything is applied (RULES T6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, SAFETENSORS, Headers, encode, manifest_header
+from rollmill.errors import PoisonRecordError
+from rollmill.models import Record
+from rollmill.settings import KafkaSettings
+from rollmill.stream.stage import Emit
+from rollmill.stream.state import ChangelogRecord
+from rollmill.topics import Topic, partition_of
+
+WIRE_FORMATS = (JSON, MSGPACK, SAFETENSORS)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """One record as it goes to the producer: full topic name, explicit partition."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes | None
+    headers: Headers = ()
+
+    @property
+    def size(self) -> int:
+        headers = sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.key) + len(self.value or b"") + headers
+
+
+def outgoing(emit: Emit, settings: KafkaSettings) -> Outgoing:
+    """Encode and place one emitted record. Raises PoisonRecordError ``output_too_large``."""
+    key = emit.key.encode()
+    value = encode_value(emit.topic, emit.value)
+    if value is not None and len(value) > emit.topic.max_bytes:
+        raise PoisonRecordError(
+            "output_too_large", f"{len(value)} bytes for {emit.topic.name}, at most {emit.topic.max_bytes} are allowed"
+        )
+    headers = emit.headers
+    if emit.topic.format in WIRE_FORMATS and isinstance(emit.value, Record):
+        headers = (*headers, (CONTENT_TYPE, emit.topic.format.encode()))
+    partition = emit.partition
+    if partition is None:
+        partition = partition_of(key, emit.topic.partitions(settings))
+    return Outgoing(emit.topic.full_name(settings.prefix), partition, key, value, headers)
+
+
+def encode_value(topic: Topic, value: Record | bytes | None) -> bytes | None:
+    """Bytes of a value in the topic's format; bytes pass as they are."""
+    if value is None or isinstance(value, bytes):
+        return value
+    return encode(value, topic.format)
+
+
+def changelog_outgoing(change: ChangelogRecord, topic: str, partition: int) -> Outgoing:
+    headers: Headers = () if change.manifest is None else (manifest_header(change.manifest),)
+    return Outgoing(topic, partition, change.key.encode(), change.payload, headers)

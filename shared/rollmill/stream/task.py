@@ -1,0 +1,258 @@
+"""The loop: poll, process, one transaction, again. One `Task` owns one task's producer, consumer and state."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+from aiokafka import AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError
+
+from rollmill.errors import FatalError, FencedError
+from rollmill.kafka.clients import KafkaClients
+from rollmill.settings import ServiceSettings
+from rollmill.stream.changelog import OWNER, POSITION, Position, Tail, read_to_end, read_to_owner
+from rollmill.stream.fold import Fold, Work
+from rollmill.stream.identity import TaskIdentity
+from rollmill.stream.intake import Intake
+from rollmill.stream.outgoing import Outgoing
+from rollmill.stream.stage import Stage, TaskView
+from rollmill.stream.transaction import Transaction, TransactionFailedError, abandon, stop_producer
+from rollmill.telemetry.clock import Clock
+from rollmill.telemetry.health import Health
+from rollmill.telemetry.metrics import Metrics
+
+V = TypeVar("V")
+
+log = structlog.get_logger(__name__)
+
+YIELD_SECONDS = 0.010
+"""Longest fold without giving the event loop a turn (RULES C5)."""
+MAX_UNACKNOWLEDGED = 32 * 2**20
+"""Output bytes after which a poll batch is committed in parts (RULES T6 allows 64 MiB)."""
+REFUSALS_BEFORE_ISOLATION = 2
+MAX_BACKOFF = 15.0
+
+
+@dataclass(frozen=True)
+class TaskTools:
+    """What a task needs from its process."""
+
+    settings: ServiceSettings
+    clients: KafkaClients
+    clock: Clock
+    metrics: Metrics
+    health: Health
+
+
+class Task(Generic[V]):
+    """Runs one task until it is told to stop, fenced, or beyond help."""
+
+    def __init__(self, stage: Stage[V], identity: TaskIdentity, tools: TaskTools) -> None:
+        self.stage, self.identity, self._tools = stage, identity, tools
+        self.part = f"{identity.stage}.{identity.number}"
+        self.fold = Fold(stage, identity, tools.settings)
+        self._owner, self._claims = uuid.uuid4().hex, 0
+        self._log = log.bind(task=self.part)
+        self._producer: AIOKafkaProducer | None = None
+        self._intake: Intake | None = None
+        self._committed: Position | None = None
+        self._attempted: Position | None = None
+        self._changelog_next: int | None = None
+        """Changelog offset from which nothing is known yet; None before the first restore."""
+        self._next_tick = 0.0
+        self._refusals = 0
+        self._isolated = 0
+        """Records that still go one per transaction."""
+        tools.health.expect(self.part)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Own the task until ``stop``; then finish the transaction in hand and leave.
+
+        Raises FencedError when another owner has taken over, FatalError when nothing sensible can be done.
+        """
+        failures = 0
+        try:
+            while not stop.is_set():
+                try:
+                    await self._open()
+                    failures = 0
+                    await self._serve(stop)
+                except (TransactionFailedError, KafkaError, OSError, TimeoutError) as error:
+                    failures += 1
+                    await self._recover(error, stop, failures)
+        finally:
+            self._tools.health.ready(self.part, ready=False)
+            await self._close()
+
+    # ---- owning --------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Fence, claim, restore, seek (RULES T2)."""
+        began = time.monotonic()
+        await self._refuse_if_superseded()
+        self._producer = self._tools.clients.producer(self.identity.transactional_id)
+        async with asyncio.timeout(self._tools.settings.deadline_seconds):
+            await self._producer.start()
+        self._claims += 1
+        claim = f"{self._owner}.{self._claims}"
+        await self._write([self._changelog(OWNER, claim.encode())])
+        tail = await read_to_owner(self._tools.clients, self.identity.changelog, self._changelog_next, claim)
+        self._settle(tail)
+        await self._seek()
+        self._tools.metrics.observe("restore_seconds", time.monotonic() - began)
+        self._log.info("task ready", state_keys=len(self.fold.state), offsets=self._position().offsets)
+        self._tools.health.ready(self.part)
+
+    async def _refuse_if_superseded(self) -> None:
+        """A producer is re-created only while the newest owner is this process (RULES T4)."""
+        if self._changelog_next is None:
+            return
+        tail = await read_to_end(self._tools.clients, self.identity.changelog, self._changelog_next)
+        if tail.owner is not None and not tail.owner.startswith(self._owner):
+            raise FencedError(f"task {self.part} is owned by another process now")
+
+    def _settle(self, tail: Tail) -> None:
+        """Restore at the first start; later find out whether the transaction in doubt was committed."""
+        if self._changelog_next is None:
+            self.fold.restore(tail.live)
+            self._committed = tail.position
+        elif tail.position is not None:
+            if tail.position != self._attempted:
+                raise FatalError(f"{self.part}: the changelog holds a position that this process never wrote")
+            self._committed = tail.position
+        committed = tail.position is not None
+        level = self._committed.dead_letter_level if self._committed else 0.0
+        self.fold.settle(level, committed=committed)
+        self._attempted = None
+        self._changelog_next = tail.next_offset
+
+    async def _seek(self) -> None:
+        self._intake = Intake(self.identity, self._tools.clients, self._tools.settings)
+        offsets = await self._intake.open(self._committed.offsets if self._committed else None)
+        level = self._committed.dead_letter_level if self._committed else 0.0
+        self._committed = Position(offsets, level)
+
+    async def _recover(self, error: Exception, stop: asyncio.Event, failures: int) -> None:
+        self._tools.health.ready(self.part, ready=False)
+        self._tools.metrics.count("task_failures")
+        self._log.warning("task failed, starting it again", error=str(error), kind=type(error).__name__)
+        await self._close(abandoned=True)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), min(0.1 * 2**failures, MAX_BACKOFF))
+
+    async def _close(self, *, abandoned: bool = False) -> None:
+        intake, producer = self._intake, self._producer
+        self._intake = self._producer = None
+        if intake is not None:
+            await intake.close()
+        if producer is None:
+            return
+        await abandon(producer) if abandoned else await stop_producer(producer)
+
+    # ---- serving -------------------------------------------------------------------------------------------------
+
+    async def _serve(self, stop: asyncio.Event) -> None:
+        intake = self._opened()
+        while not stop.is_set():
+            batch = await intake.poll(1 if self._isolated else self._tools.settings.poll_records)
+            if batch:
+                await self._process(batch)
+            self._report(intake)
+            if time.monotonic() >= self._next_tick:
+                self._next_tick = time.monotonic() + self._tools.settings.timer_seconds
+                await self._tick()
+
+    async def _process(self, batch: Sequence[ConsumerRecord]) -> None:
+        intake, work, began = self._opened(), Work(), time.monotonic()
+        for raw in batch:
+            record = intake.record(raw)
+            self.fold.take(work, record, intake.slot(raw), intake.topic_index(record))
+            if work.size > MAX_UNACKNOWLEDGED:
+                await self._commit(work, batch)
+                work = Work()
+            if time.monotonic() - began > YIELD_SECONDS:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        work.positions |= intake.reached()
+        await self._commit(work, batch)
+
+    async def _tick(self) -> None:
+        work = Work()
+        self.fold.tick(work, self.view())
+        if work.records:
+            await self._commit(work, ())
+
+    def view(self) -> TaskView:
+        return TaskView(
+            now=self._tools.clock.now(),
+            partition=self.identity.number,
+            positions=self._position().offsets,
+            caught_up=self._opened().caught_up,
+        )
+
+    async def _commit(self, work: Work, batch: Sequence[ConsumerRecord]) -> None:
+        """One transaction: outputs, changelog, position and offsets (RULES T3)."""
+        offsets = self._position().offsets | work.positions
+        self._attempted = position = Position(offsets, self.fold.budget.level)
+        began = time.monotonic()
+        try:
+            written = await self._write(
+                [*work.records, self._changelog(POSITION, position.encode())], self._opened().offsets(offsets)
+            )
+        except TransactionFailedError as error:
+            self._refused(error, batch)
+            raise
+        self._changelog_next = written[-1] + 1
+        self._committed, self._attempted = position, None
+        self.fold.settle(position.dead_letter_level, committed=True)
+        self._refusals, self._isolated = 0, max(0, self._isolated - 1)
+        self._tools.metrics.observe("transaction_seconds", time.monotonic() - began)
+        self._count(work)
+
+    def _refused(self, error: TransactionFailedError, batch: Sequence[ConsumerRecord]) -> None:
+        """The broker said no for good: isolate the batch after the second time, then set its culprit aside."""
+        if error.retryable:
+            return
+        self._refusals += 1
+        if self._isolated and len(batch) == 1:
+            self.fold.condemn(self._opened().slot(batch[0]), batch[0].offset, str(error))
+        elif self._refusals >= REFUSALS_BEFORE_ISOLATION:
+            self._isolated = len(batch)
+
+    async def _write(self, records: Sequence[Outgoing], offsets: dict[TopicPartition, int] | None = None) -> list[int]:
+        assert self._producer is not None  # noqa: S101  # opened before anything is written
+        transaction = Transaction(self._producer, self._tools.settings.deadline_seconds)
+        return await transaction.run(records, offsets, self.identity.group_id)
+
+    # ---- small things --------------------------------------------------------------------------------------------
+
+    def _changelog(self, key: str, value: bytes) -> Outgoing:
+        return Outgoing(self.identity.changelog.topic, self.identity.changelog.partition, key.encode(), value)
+
+    def _opened(self) -> Intake:
+        assert self._intake is not None  # noqa: S101  # serving starts after opening
+        return self._intake
+
+    def _position(self) -> Position:
+        assert self._committed is not None  # noqa: S101  # set by opening
+        return self._committed
+
+    def _count(self, work: Work) -> None:
+        metrics = self._tools.metrics
+        metrics.count("records", work.inputs)
+        metrics.count("transactions")
+        for name, amount in work.counts.items():
+            metrics.count(name, amount)
+
+    def _report(self, intake: Intake) -> None:
+        for slot, lag in intake.lag().items():
+            topic, _, partition = slot.rpartition("/")
+            self._tools.metrics.gauge("lag_records", lag, topic=topic, partition=partition)
+        self._tools.metrics.gauge("state_keys", len(self.fold.state), task=self.part)

@@ -1,0 +1,112 @@
+"""One Kafka transaction, with what aiokafka leaves to its caller: every send awaited, every await bounded.
+
+aiokafka commits a transaction although a send in it failed, reports a fenced producer in several shapes, and its
+``stop`` can hang (``docs/decisions/0002-transactions-on-apache-kafka.md``; RULES T3 to T5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
+
+from rollmill.errors import FencedError
+from rollmill.stream.outgoing import Outgoing
+
+STOP_SECONDS = 5.0
+FENCED_CODES = (47, 90)
+
+
+class TransactionFailedError(Exception):
+    """A transaction did not commit, or nobody knows. ``retryable``: the same records may go through later."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class Transaction:
+    """Sends records, an offset commit and nothing else, atomically."""
+
+    def __init__(self, producer: AIOKafkaProducer, deadline_seconds: float) -> None:
+        self._producer = producer
+        self._deadline = deadline_seconds
+
+    async def run(
+        self, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, int] | None, group_id: str
+    ) -> list[int]:
+        """Commit the records and offsets; returns the offset that each record got.
+
+        Raises FencedError when another producer took the transactional id, TransactionFailedError otherwise.
+        """
+        try:
+            async with asyncio.timeout(self._deadline):
+                await self._producer.begin_transaction()
+                written = await self._send(records)
+                if offsets:
+                    await self._producer.send_offsets_to_transaction(dict(offsets), group_id)
+                await self._producer.commit_transaction()
+        except Exception as error:
+            raise translate(error) from error
+        return written
+
+    async def _send(self, records: Sequence[Outgoing]) -> list[int]:
+        futures = [
+            await self._producer.send(
+                record.topic, record.value, record.key, partition=record.partition, headers=list(record.headers)
+            )
+            for record in records
+        ]
+        results: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            raise next((failure for failure in failures if is_fenced(failure)), failures[0])
+        return [int(result.offset) for result in results]
+
+
+def is_fenced(error: BaseException) -> bool:
+    """Whether the broker knows a newer owner of the transactional id."""
+    return isinstance(error, (ProducerFenced, InvalidProducerEpoch)) or getattr(error, "errno", None) in FENCED_CODES
+
+
+def translate(error: Exception) -> Exception:
+    """The engine's word for whatever a client call raised."""
+    if is_fenced(error):
+        return FencedError("another process has taken this task (the broker fenced this producer)")
+    if isinstance(error, TimeoutError):
+        return TransactionFailedError("the broker did not answer in time", retryable=True)
+    if isinstance(error, KafkaError):
+        return TransactionFailedError(f"{type(error).__name__}: {error}", retryable=bool(error.retriable))
+    # AssertionError and IllegalOperation say that the producer is finished; its first error was reported before.
+    return TransactionFailedError(f"{type(error).__name__}: {error}", retryable=True)
+
+
+async def stop_producer(producer: AIOKafkaProducer) -> None:
+    """Stop a healthy producer; after the deadline it is abandoned."""
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await producer.stop()
+    except Exception:  # whatever it is, the process wants to leave
+        await abandon(producer)
+
+
+async def abandon(producer: AIOKafkaProducer) -> None:
+    """Throw a producer away so that it can deliver nothing later: fail what it holds, then stop it, bounded.
+
+    A batch of an idempotent producer never expires and a plain ``stop`` would wait for it (RULES T5).
+    """
+    producer._message_accumulator.fail_all(KafkaError("the producer was abandoned"))  # noqa: SLF001  # no public way
+    with suppress(Exception):
+        async with asyncio.timeout(STOP_SECONDS):
+            await producer.stop()
+            return
+    sender = producer._sender.sender_task  # noqa: SLF001  # no public way
+    if sender is not None:
+        sender.cancel()
+    with suppress(Exception):
+        async with asyncio.timeout(STOP_SECONDS):
+            await producer.client.close()

@@ -74,8 +74,14 @@ def is_identifier(value: str) -> bool:
 
 
 def dump_json(value: object) -> bytes:
-    """Canonical JSON (sorted keys): equal values give equal bytes."""
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    """Canonical JSON (sorted keys): equal values give equal bytes. Named tuples are arrays."""
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return tuple(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 IntVector = npt.NDArray[np.int32]

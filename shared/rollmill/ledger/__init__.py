@@ -1,0 +1,10 @@
+"""The ledger: captured = trained + excluded(reason) + dead-lettered(reason) + pending, per policy version.
+
+In: the topics alone (`outcomes`, the changelogs, `built`, `trajectories`, `batches`, `acks`). Out: a `Balance`. It
+keeps no state and writes nothing, so it may be asked at any time, of a running system too.
+"""
+
+from rollmill.ledger.accounts import Accounts
+from rollmill.ledger.balance import Balance, Totals
+
+__all__ = ["Accounts", "Balance", "Totals"]

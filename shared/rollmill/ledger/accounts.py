@@ -1,0 +1,148 @@
+"""Folds outcomes and holdings into a balance, token range by token range (RULES L1, L3, L4). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rollmill.ledger.balance import Balance, Totals
+from rollmill.ledger.ranges import Ranges, Segment
+from rollmill.models import Disposition, Manifest, Outcome, PolicyVersion, Unit
+
+
+class Reply(NamedTuple):
+    """One sampled reply: the account that its tokens are booked in."""
+
+    session_id: str
+    attempt: int
+    completion_id: str
+    choice: int
+
+
+class Entry(NamedTuple):
+    """One outcome's word on a range. ``late``: the token was captured after the moment that is balanced."""
+
+    disposition: Disposition
+    version: PolicyVersion
+    reason: str | None = None
+    late: bool = False
+
+
+HELD = None
+Mark = Entry | None
+
+_REPEATABLE = {Disposition.TRAINED, Disposition.EXCLUDED, Disposition.DEAD_LETTERED}
+"""The same outcome id again is the same word again: a trainer that went back to a checkpoint acknowledges twice."""
+
+
+@dataclass
+class Accounts:
+    """Books outcomes in the order of their partition; `balance` may be asked again and again.
+
+    An outcome of one reply always comes from the same partition (the key is the session id), so the order between
+    partitions does not matter.
+    """
+
+    _replies: dict[Reply, Ranges[Mark]] = field(default_factory=dict)
+    _said: dict[str, set[str]] = field(default_factory=dict)
+    """Ids of dispositions by session, since its last reopening."""
+
+    def book(self, outcome: Outcome, *, late: bool = False) -> None:
+        """Book one outcome. ``late``: read after the holdings, so that a capture in it is not balanced yet."""
+        if self._is_repeat(outcome):
+            return
+        for unit in outcome.units:
+            entry = Entry(outcome.disposition, unit.version, outcome.reason, late=late)
+            self._range(outcome.session_id, outcome.attempt, unit).lay(unit.start, unit.stop, entry)
+
+    def _is_repeat(self, outcome: Outcome) -> bool:
+        if outcome.disposition is Disposition.REOPENED:
+            self._said.pop(outcome.session_id, None)
+        if outcome.disposition not in _REPEATABLE:
+            return False
+        said = self._said.setdefault(outcome.session_id, set())
+        repeat = outcome.outcome_id in said
+        said.add(outcome.outcome_id)
+        return repeat
+
+    def balance(self, held: Iterable[Manifest] = ()) -> Balance:
+        """The balance, given what is held: manifests of records, of state and of steps not acknowledged."""
+        holdings = _holdings(held)
+        balance = Balance()
+        for reply, ranges in self._replies.items():
+            for segment in _with_holdings(ranges, holdings.get(reply, ())).segments():
+                _settle(balance, segment)
+        return balance
+
+    def _range(self, session_id: str, attempt: int, unit: Unit) -> Ranges[Mark]:
+        reply = Reply(session_id, attempt, unit.completion_id, unit.choice)
+        return self._replies.setdefault(reply, Ranges())
+
+
+def _holdings(held: Iterable[Manifest]) -> dict[Reply, list[Unit]]:
+    holdings: dict[Reply, list[Unit]] = {}
+    for manifest in held:
+        for unit in manifest.units:
+            reply = Reply(manifest.session_id, manifest.attempt, unit.completion_id, unit.choice)
+            holdings.setdefault(reply, []).append(unit)
+    return holdings
+
+
+def _with_holdings(ranges: Ranges[Mark], units: Iterable[Unit]) -> Ranges[Mark]:
+    both = ranges.copy()
+    for unit in units:
+        both.lay(unit.start, unit.stop, HELD)
+    return both
+
+
+def _settle(balance: Balance, segment: Segment[Mark]) -> None:
+    """Count one range, whose tokens all have the same history."""
+    entries = [mark for mark in segment.marks if mark is not HELD]
+    captures = [entry for entry in entries if entry.disposition is Disposition.CAPTURED]
+    if not entries or (captures and captures[0].late):
+        return
+    fate = _fate(entries)
+    for totals in balance.of((captures or entries)[0].version):
+        if not captures:
+            totals.uncaptured += segment.tokens
+            continue
+        totals.captured += segment.tokens
+        _count(totals, fate, segment.tokens, held=HELD in segment.marks)
+        if len(captures) > 1 or _open_dispositions(entries) > 1:
+            totals.doubled += segment.tokens
+
+
+def _fate(entries: list[Entry]) -> Entry | None:
+    """The disposition in force: the last one, unless it was reopened."""
+    fate: Entry | None = None
+    for entry in entries:
+        if entry.disposition is Disposition.REOPENED:
+            fate = None
+        elif entry.disposition is not Disposition.CAPTURED:
+            fate = entry
+    return fate
+
+
+def _open_dispositions(entries: list[Entry]) -> int:
+    """The largest number of dispositions in force at once; each reopening takes one back."""
+    open_now = most = 0
+    for entry in entries:
+        if entry.disposition is Disposition.REOPENED:
+            open_now = max(0, open_now - 1)
+        elif entry.disposition is not Disposition.CAPTURED:
+            open_now += 1
+        most = max(most, open_now)
+    return most
+
+
+def _count(totals: Totals, fate: Entry | None, tokens: int, *, held: bool) -> None:
+    if fate is None:
+        totals.pending += tokens if held else 0
+        totals.lost += 0 if held else tokens
+    elif fate.disposition is Disposition.TRAINED:
+        totals.trained += tokens
+    elif fate.disposition is Disposition.EXCLUDED:
+        totals.excluded[fate.reason or "unknown"] += tokens
+    else:
+        totals.dead_lettered[fate.reason or "unknown"] += tokens

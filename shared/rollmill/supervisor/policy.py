@@ -1,0 +1,45 @@
+"""What an exit code means for whoever keeps a process running (RULES T4). Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rollmill.errors import EXIT_DRAINED, EXIT_FATAL, EXIT_FENCED
+
+
+class Next(StrEnum):
+    """``stop``: it is done; ``alarm``: stop everything, a person has to look; ``restart``: after a pause."""
+
+    STOP = "stop"
+    ALARM = "alarm"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    next: Next
+    pause: float = 0.0
+    """Seconds before the restart."""
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Pauses in seconds."""
+
+    fenced_pause: float = 30.0
+    """The new owner of the task has to be left alone."""
+    first_pause: float = 0.5
+    longest_pause: float = 30.0
+    forgiven_after: float = 60.0
+    """A process that ran this long starts with the first pause again."""
+
+    def after(self, exit_code: int, *, failures: int) -> Verdict:
+        """What follows an exit; ``failures`` counts the crashes in a row, this one included."""
+        if exit_code == EXIT_DRAINED:
+            return Verdict(Next.STOP)
+        if exit_code == EXIT_FATAL:
+            return Verdict(Next.ALARM)
+        if exit_code == EXIT_FENCED:
+            return Verdict(Next.RESTART, self.fenced_pause)
+        return Verdict(Next.RESTART, min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 16)))

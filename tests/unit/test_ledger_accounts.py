@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from rollmill.ledger import Accounts, Balance
+from rollmill.models import Disposition, Manifest, Outcome, PolicyVersion, Unit, outcome
+
+V1, V2 = PolicyVersion(0, 1), PolicyVersion(0, 2)
+
+
+def unit(start: int, stop: int, *, completion: str = "c1", version: PolicyVersion = V1) -> Unit:
+    return Unit(completion, 0, start, stop, version)
+
+
+def word(
+    disposition: Disposition, *units: Unit, reason: str | None = None, batch: str | None = None, session: str = "s1"
+) -> Outcome:
+    return outcome(
+        disposition, stage="test", session_id=session, attempt=1, units=units, reason=reason, batch_id=batch, at=1.0
+    )
+
+
+def captured(*units: Unit) -> Outcome:
+    return word(Disposition.CAPTURED, *units)
+
+
+def trained(*units: Unit, batch: str = "b1") -> Outcome:
+    return word(Disposition.TRAINED, *units, batch=batch)
+
+
+def excluded(*units: Unit, reason: str = "stale") -> Outcome:
+    return word(Disposition.EXCLUDED, *units, reason=reason)
+
+
+def dead(*units: Unit) -> Outcome:
+    return word(Disposition.DEAD_LETTERED, *units, reason="invalid")
+
+
+def reopened(*units: Unit) -> Outcome:
+    return word(Disposition.REOPENED, *units, reason="re_driven")
+
+
+def holding(*units: Unit) -> Manifest:
+    return Manifest(session_id="s1", units=units)
+
+
+def balance(*words: Outcome, held: tuple[Manifest, ...] = ()) -> Balance:
+    accounts = Accounts()
+    for each in words:
+        accounts.book(each)
+    return accounts.balance(held)
+
+
+def test_every_captured_token_has_exactly_one_fate() -> None:
+    found = balance(
+        captured(unit(0, 10)),
+        trained(unit(0, 4)),
+        excluded(unit(4, 6)),
+        dead(unit(6, 7)),
+        held=(holding(unit(7, 9)),),
+    ).total
+    assert (found.captured, found.trained, found.pending, found.lost) == (10, 4, 2, 1)
+    assert dict(found.excluded) == {"stale": 2}
+    assert dict(found.dead_lettered) == {"invalid": 1}
+    assert found.accounted == found.captured
+
+
+def test_tokens_without_a_fate_are_lost_unless_they_are_held() -> None:
+    assert balance(captured(unit(0, 5))).total.lost == 5
+    assert balance(captured(unit(0, 5)), held=(holding(unit(0, 5)),)).total.pending == 5
+
+
+def test_what_is_disposed_is_not_pending_although_it_is_still_held() -> None:
+    found = balance(captured(unit(0, 5)), trained(unit(0, 5)), held=(holding(unit(0, 5)),)).total
+    assert (found.trained, found.pending) == (5, 0)
+
+
+def test_two_batches_with_one_token_are_a_double() -> None:
+    found = balance(captured(unit(0, 5)), trained(unit(0, 5), batch="b1"), trained(unit(4, 5), batch="b2"))
+    assert found.total.doubled == 1
+    assert not found.balanced
+    assert found.total.accounted == found.total.captured == 5
+
+
+def test_trained_and_excluded_is_a_double() -> None:
+    assert balance(captured(unit(0, 3)), trained(unit(0, 3)), excluded(unit(0, 2))).total.doubled == 2
+
+
+def test_capturing_again_is_a_double_also_under_the_same_outcome_id() -> None:
+    assert balance(captured(unit(0, 3)), captured(unit(0, 3)), trained(unit(0, 3))).total.doubled == 3
+
+
+def test_the_same_acknowledgement_twice_is_one() -> None:
+    assert balance(captured(unit(0, 3)), trained(unit(0, 3)), trained(unit(0, 3))).balanced
+
+
+def test_a_redriven_dead_letter_may_be_trained() -> None:
+    found = balance(captured(unit(0, 3)), dead(unit(0, 3)), reopened(unit(0, 3)), trained(unit(0, 3)))
+    assert found.balanced
+    assert found.total.trained == 3
+    assert not found.total.dead_lettered
+
+
+def test_a_redriven_dead_letter_may_die_again() -> None:
+    found = balance(captured(unit(0, 3)), dead(unit(0, 3)), reopened(unit(0, 3)), dead(unit(0, 3)))
+    assert found.balanced
+    assert dict(found.total.dead_lettered) == {"invalid": 3}
+
+
+def test_a_reopened_token_must_be_held_somewhere() -> None:
+    assert balance(captured(unit(0, 3)), dead(unit(0, 3)), reopened(unit(0, 3))).total.lost == 3
+
+
+def test_reopening_once_does_not_forgive_two_trainings() -> None:
+    words = (captured(unit(0, 3)), dead(unit(0, 3)), reopened(unit(0, 3)))
+    assert balance(*words, trained(unit(0, 3), batch="b1"), trained(unit(0, 3), batch="b2")).total.doubled == 3
+
+
+def test_a_disposition_of_tokens_never_captured_is_not_balanced() -> None:
+    found = balance(trained(unit(0, 3)))
+    assert (found.total.captured, found.total.trained, found.total.uncaptured) == (0, 0, 3)
+    assert not found.balanced
+
+
+def test_numbers_are_also_kept_by_policy_version() -> None:
+    found = balance(captured(unit(0, 2), unit(2, 5, version=V2)), trained(unit(0, 2)), excluded(unit(2, 5, version=V2)))
+    assert (found.by_version[V1].captured, found.by_version[V1].trained) == (2, 2)
+    assert (found.by_version[V2].captured, dict(found.by_version[V2].excluded)) == (3, {"stale": 3})
+    assert list(found.as_json()["by_version"]) == ["0:1", "0:2"]
+
+
+def test_replies_of_one_session_do_not_mix() -> None:
+    found = balance(captured(unit(0, 2), unit(0, 2, completion="c2")), trained(unit(0, 2))).total
+    assert (found.trained, found.lost) == (2, 2)
+
+
+def test_what_was_captured_after_the_holdings_were_read_is_not_balanced_yet() -> None:
+    accounts = Accounts()
+    accounts.book(captured(unit(0, 2)))
+    accounts.book(captured(unit(0, 3, completion="c2")), late=True)
+    accounts.book(excluded(unit(0, 1, completion="c2")), late=True)
+    accounts.book(trained(unit(0, 2)), late=True)
+    found = accounts.balance()
+    assert found.balanced
+    assert (found.total.captured, found.total.trained) == (2, 2)

@@ -133,7 +133,7 @@ class EmbeddedKafka:
                 await self.kill()
         if not ready:
             raise FatalError(
-                f"Apache Kafka did not come up within {self.config.start_seconds:.0f} s; the end of its logs in "
+                f"Apache Kafka did not come up within {self.config.start_seconds:g} s; the end of its logs in "
                 f"{self.directory.root}:\n{self.directory.last_words()}"
             )
 

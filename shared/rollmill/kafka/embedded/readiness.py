@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaError
 PROBE_NAME = "rollmill.readiness"
 RETRY_SECONDS = 0.05
 REQUEST_TIMEOUT_MS = 5_000
+ANSWER_SECONDS = 10.0
 
 
 async def wait_until_ready(host: str, port: int, *, alive: Callable[[], bool]) -> bool:
@@ -38,8 +39,9 @@ async def _listens(host: str, port: int) -> bool:
 
 async def _answers(address: str) -> bool:
     try:
-        await _find_group_coordinator(address)
-        await _begin_and_commit(address)
+        async with asyncio.timeout(ANSWER_SECONDS):  # else a broker that dies meanwhile would be waited for
+            await _find_group_coordinator(address)
+            await _get_producer_epoch(address)
     except (KafkaError, OSError):
         return False
     return True
@@ -54,7 +56,7 @@ async def _find_group_coordinator(address: str) -> None:
         await admin.close()
 
 
-async def _begin_and_commit(address: str) -> None:
+async def _get_producer_epoch(address: str) -> None:
     producer = AIOKafkaProducer(
         bootstrap_servers=address, transactional_id=PROBE_NAME, request_timeout_ms=REQUEST_TIMEOUT_MS
     )

@@ -13,11 +13,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import stamina
 import structlog
+from aiokafka.errors import KafkaConnectionError
 from faststream import FastStream
 from faststream.kafka import KafkaBroker
 
-from rollmill.errors import EXIT_DRAINED, EXIT_FATAL, FatalError
+from rollmill.errors import EXIT_DRAINED, EXIT_FATAL, ConfigurationError, FatalError
 from rollmill.kafka.admin import verify_topics
 from rollmill.kafka.clients import KafkaClients, faststream_broker
 from rollmill.settings import ServiceSettings
@@ -34,6 +36,7 @@ log = structlog.get_logger(__name__)
 Worker = Callable[["ServiceContext"], Awaitable[None]]
 
 DRAIN_SECONDS = 30.0
+CONNECT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ async def _run(service: Service) -> int:
     log.info("service starting", health_port=server.port, pid=os.getpid())
     try:
         await _application(service, context).run(log_level=30)
-    except (FatalError, OSError) as error:
-        context.failures.append(error)
+    except* Exception as failures:  # noqa: BLE001  # every failure decides the exit code
+        context.failures.extend(_leaves(failures))
     finally:
         server.stop()
     return _exit_code(context)
@@ -97,12 +100,25 @@ def _context(service: Service) -> ServiceContext:
 def _application(service: Service, context: ServiceContext) -> FastStream:
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        await verify_topics(service.settings)
+        await _verified_topics(service.settings)
         async with _working(service, context, application):
             yield
 
-    application = FastStream(context.broker, lifespan=lifespan, title=f"rollmill {service.name}", logger=None)
+    application = FastStream(context.broker, lifespan=lifespan, logger=None)
     return application
+
+
+async def _verified_topics(settings: ServiceSettings) -> None:
+    """Wait for the cluster for a while, then refuse to start on topics that differ from the registry."""
+    try:
+        async for attempt in stamina.retry_context(on=KafkaConnectionError, timeout=CONNECT_SECONDS, attempts=None):
+            with attempt:
+                await verify_topics(settings)
+    except KafkaConnectionError as error:
+        raise ConfigurationError(
+            f"Kafka does not answer at {settings.bootstrap_servers}; start it with `rollmill up`, "
+            "or set ROLLMILL_BOOTSTRAP_SERVERS"
+        ) from error
 
 
 @asynccontextmanager
@@ -130,10 +146,8 @@ async def _work(service: Service, context: ServiceContext, application: FastStre
             for worker in service.workers:
                 group.create_task(_until_stopped(worker, context))
             group.create_task(context.stop.wait())
-    except* Exception as failures:  # every failure is reported and decides the exit code
-        for failure in failures.exceptions:
-            log.error("service cannot go on", error=str(failure), kind=type(failure).__name__, exc_info=failure)
-            context.failures.append(failure)
+    except* Exception as failures:  # noqa: BLE001  # every failure is reported and decides the exit code
+        context.failures.extend(_leaves(failures))
     application.exit()
 
 
@@ -144,7 +158,17 @@ async def _until_stopped(worker: Worker, context: ServiceContext) -> None:
         context.stop.set()
 
 
+def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    """The single failures of a group, however deep it is nested."""
+    leaves: list[Exception] = []
+    for failure in group.exceptions:
+        leaves += _leaves(failure) if isinstance(failure, BaseExceptionGroup) else [failure]
+    return leaves
+
+
 def _exit_code(context: ServiceContext) -> int:
+    for failure in context.failures:
+        log.error("service cannot go on", error=str(failure), kind=type(failure).__name__, exc_info=failure)
     if not context.failures:
         return EXIT_DRAINED
     first = context.failures[0]

@@ -90,7 +90,7 @@ async def stop_producer(producer: AIOKafkaProducer) -> None:
     try:
         async with asyncio.timeout(STOP_SECONDS):
             await producer.stop()
-    except Exception:  # whatever it is, the process wants to leave
+    except Exception:  # noqa: BLE001  # whatever it is, the process wants to leave
         await abandon(producer)
 
 

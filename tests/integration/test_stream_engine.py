@@ -1,0 +1,226 @@
+"""The stage engine on Apache Kafka: exactly once, fencing, refusals, poison, limits, restore."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import RecordsToDelete
+
+from rollmill.codec import DEAD_LETTER, header
+from rollmill.errors import FatalError, FencedError, PoisonRecordError
+from rollmill.kafka.admin import apply_topics
+from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.settings import ServiceSettings
+from rollmill.stream import Delta, Effects, Emit, InputRecord, Stage, StateView
+from rollmill.stream.identity import task_identity
+from rollmill.stream.task import Task, TaskTools
+from rollmill.telemetry.clock import SystemClock
+from rollmill.telemetry.health import Health
+from rollmill.telemetry.metrics import Metrics
+from rollmill.topics import DEAD_LETTERS, OUTCOMES, Partitioning, Topic, changelog
+
+pytestmark = pytest.mark.kafka
+
+INPUT = Topic("in", "word", None, "", "bytes", Partitioning.SHARED, 10_000, ("test",), ("test",), "words")
+OUTPUT = Topic("out", "word", None, "", "bytes", Partitioning.SHARED, 10_000, ("test",), ("test",), "counts")
+STATE = changelog("counter", Partitioning.SHARED)
+# The broker refuses what the registry lets through: the case of a refusal that only the broker sees.
+NARROW = {"max.message.bytes": "2000"}
+TOPICS = (INPUT, replace(OUTPUT, config=NARROW), STATE, DEAD_LETTERS, OUTCOMES)
+
+
+class Counter(Stage[int]):
+    """Counts words; ``end`` forgets one, ``bad`` is poison, ``bug`` a mistake of the stage, ``huge`` is refused."""
+
+    name = "counter"
+    inputs = (INPUT,)
+    state_topic = STATE
+
+    def process(self, state: StateView[int], record: InputRecord) -> Effects:
+        word = (record.value or b"").decode()
+        if word == "bad":
+            raise PoisonRecordError("bad_word", "this word is never counted")
+        if word == "bug":
+            raise KeyError(word)
+        count = (state.get(word) or 0) + 1
+        padding = random.Random(1).randbytes(5000) if word == "huge" else b""  # noqa: S311  # only incompressible
+        emit = Emit(OUTPUT, word, f"{word}={count}".encode() + padding)
+        if word.startswith("end"):
+            return Effects(emits=(emit,), ends=(word[3:],))
+        return Effects(emits=(emit,), deltas=(Delta(word, b"+"),))
+
+    def apply(self, key: str, value: int | None, payload: bytes) -> int:  # noqa: ARG002
+        return (value or 0) + 1
+
+
+@pytest.fixture
+async def settings(kafka_broker: EmbeddedKafka, topic_prefix: str) -> ServiceSettings:
+    made = ServiceSettings(
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        prefix=topic_prefix,
+        partitions=1,
+        transaction_timeout_ms=10_000,
+        deadline_seconds=5,
+        poll_ms=20,
+        dead_letter_limit=5,
+    )
+    await apply_topics(made, TOPICS)
+    return made
+
+
+def make_task(settings: ServiceSettings) -> Task[int]:
+    stage = Counter()
+    tools = TaskTools(settings, KafkaClients(settings), SystemClock(), Metrics("counter"), Health())
+    return Task(stage, task_identity(stage, 0, settings), tools)
+
+
+@asynccontextmanager
+async def running(settings: ServiceSettings) -> AsyncIterator[tuple[Task[int], asyncio.Event, asyncio.Task[None]]]:
+    task, stop = make_task(settings), asyncio.Event()
+    job = asyncio.create_task(task.run(stop))
+    try:
+        yield task, stop, job
+    finally:
+        stop.set()
+        with suppress(FatalError, asyncio.CancelledError):
+            await job
+
+
+async def send(settings: ServiceSettings, *words: str) -> None:
+    producer = KafkaClients(settings).producer()
+    await producer.start()
+    try:
+        for word in words:
+            await producer.send_and_wait(INPUT.full_name(settings.prefix), word.encode(), b"k", partition=0)
+    finally:
+        await producer.stop()
+
+
+async def read(settings: ServiceSettings, topic: Topic, done: Callable[[list[Any]], bool]) -> list[Any]:
+    """All committed records of partition 0 once ``done`` says so; fails after 20 s."""
+    consumer = KafkaClients(settings).consumer(reset="earliest")
+    await consumer.start()
+    records: list[Any] = []
+    try:
+        consumer.assign([TopicPartition(topic.full_name(settings.prefix), 0)])
+        async with asyncio.timeout(20):
+            while not done(records):
+                for batch in (await consumer.getmany(timeout_ms=100)).values():
+                    records += batch
+    finally:
+        await consumer.stop()
+    return records
+
+
+async def outputs(settings: ServiceSettings, count: int) -> list[bytes]:
+    return [record.value for record in await read(settings, OUTPUT, lambda found: len(found) >= count)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # the state changes inside the task, which has no event for it
+            await asyncio.sleep(0.01)
+
+
+async def test_counts_go_on_after_a_restart_each_once(settings: ServiceSettings) -> None:
+    await send(settings, "a", "b", "a")
+    async with running(settings):
+        assert await outputs(settings, 3) == [b"a=1", b"b=1", b"a=2"]
+    await send(settings, "a", "enda", "a")
+    async with running(settings) as (task, _, _):
+        assert await outputs(settings, 6) == [b"a=1", b"b=1", b"a=2", b"a=3", b"enda=1", b"a=1"]
+        await until(lambda: dict(task.fold.state.items()) == {"a": 1, "b": 1})
+
+
+async def test_a_cancelled_task_neither_loses_nor_doubles(settings: ServiceSettings) -> None:
+    await send(settings, *["w"] * 200)
+    for _ in range(4):
+        task, stop = make_task(settings), asyncio.Event()
+        job = asyncio.create_task(task.run(stop))
+        await until(lambda: task.fold.state.get("w") is not None)  # noqa: B023
+        job.cancel()
+        with suppress(asyncio.CancelledError):
+            await job
+    async with running(settings):
+        assert await outputs(settings, 200) == [f"w={n}".encode() for n in range(1, 201)]
+
+
+async def test_poison_is_set_aside_with_its_source_and_the_next_is_processed(settings: ServiceSettings) -> None:
+    await send(settings, "a", "bad", "bug", "b")
+    async with running(settings):
+        assert await outputs(settings, 2) == [b"a=1", b"b=1"]
+        letters = await read(settings, DEAD_LETTERS, lambda found: len(found) >= 2)
+    infos = [orjson.loads(header(letter.headers, DEAD_LETTER) or b"") for letter in letters]
+    assert [(info["reason"], info["offset"], info["topic"]) for info in infos] == [
+        ("bad_word", 1, "in"),
+        ("stage_error", 2, "in"),
+    ]
+    assert [letter.value for letter in letters] == [b"bad", b"bug"]
+
+
+async def test_a_refused_send_is_never_committed_and_only_its_record_is_set_aside(settings: ServiceSettings) -> None:
+    await send(settings, "a", "huge", "b", "a")
+    async with running(settings):
+        assert await outputs(settings, 3) == [b"a=1", b"b=1", b"a=2"]
+        letters = await read(settings, DEAD_LETTERS, lambda found: len(found) >= 1)
+    info = orjson.loads(header(letters[0].headers, DEAD_LETTER) or b"")
+    assert (info["reason"], info["offset"]) == ("outputs_refused", 1)
+
+
+async def test_a_bad_deploy_stops_instead_of_draining_the_topic(settings: ServiceSettings) -> None:
+    await send(settings, *["bad"] * 6)
+    for _ in range(2):  # the limit survives a crash loop
+        with pytest.raises(FatalError, match="more than 5 dead letters"):
+            await make_task(settings).run(asyncio.Event())
+    await send(settings, "a")
+    async with running(settings.model_copy(update={"dead_letter_limit": 10})):
+        assert await outputs(settings, 1) == [b"a=1"]
+        assert len(await read(settings, DEAD_LETTERS, lambda found: len(found) >= 6)) == 6
+
+
+async def test_a_superseded_owner_exits_fenced_and_stays_out(settings: ServiceSettings) -> None:
+    async with running(settings) as (_, _, old):
+        await send(settings, "a")
+        await outputs(settings, 1)
+        async with running(settings) as (new, _, _):
+            await until(lambda: new.fold.state.get("a") == 1)
+            await send(settings, "a")
+            with pytest.raises(FencedError) as fenced:
+                await old
+            assert fenced.value.exit_code == 75
+            assert await outputs(settings, 2) == [b"a=1", b"a=2"]
+
+
+async def test_a_lost_broker_connection_is_survived(settings: ServiceSettings, kafka_broker: EmbeddedKafka) -> None:
+    async with running(settings) as (task, _, _):
+        await send(settings, "a")
+        await outputs(settings, 1)
+        await kafka_broker.restart()
+        await send(settings, "a")
+        assert await outputs(settings, 2) == [b"a=1", b"a=2"]
+        assert task.fold.state.get("a") == 2
+
+
+async def test_deleted_unread_records_stop_the_start_with_both_numbers(settings: ServiceSettings) -> None:
+    await send(settings, "a")
+    async with running(settings):
+        await outputs(settings, 1)
+    await send(settings, "b", "c", "d")
+    admin = KafkaClients(settings).admin()
+    await admin.start()
+    try:
+        where = TopicPartition(INPUT.full_name(settings.prefix), 0)
+        await admin.delete_records({where: RecordsToDelete(before_offset=3)})
+    finally:
+        await admin.close()
+    with pytest.raises(FatalError, match="is 1, but the log starts at 3: 2 records"):
+        await make_task(settings).run(asyncio.Event())

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from rollmill.errors import FatalError, PoisonRecordError
+from rollmill.kafka.transaction import Outgoing
 from rollmill.settings import ServiceSettings
 from rollmill.stream.dead_letters import DeadLetterBudget, dead_letter
 from rollmill.stream.identity import TaskIdentity
-from rollmill.stream.outgoing import Outgoing, changelog_outgoing, outgoing
+from rollmill.stream.outgoing import changelog_outgoing, outgoing
 from rollmill.stream.stage import Effects, InputRecord, Stage, TaskView
 from rollmill.stream.state import TaskState, origin_of
 

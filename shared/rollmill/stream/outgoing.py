@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, SAFETENSORS, Headers, encode, manifest_header
 from rollmill.errors import PoisonRecordError
+from rollmill.kafka.transaction import Outgoing
 from rollmill.models import Record
 from rollmill.settings import KafkaSettings
 from rollmill.stream.stage import Emit
@@ -13,22 +12,6 @@ from rollmill.stream.state import ChangelogRecord
 from rollmill.topics import Topic, partition_of
 
 WIRE_FORMATS = (JSON, MSGPACK, SAFETENSORS)
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """One record as it goes to the producer: full topic name, explicit partition."""
-
-    topic: str
-    partition: int
-    key: bytes
-    value: bytes | None
-    headers: Headers = ()
-
-    @property
-    def size(self) -> int:
-        headers = sum(len(name) + len(value) for name, value in self.headers)
-        return len(self.key) + len(self.value or b"") + headers
 
 
 def outgoing(emit: Emit, settings: KafkaSettings) -> Outgoing:

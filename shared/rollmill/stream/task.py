@@ -16,14 +16,13 @@ from aiokafka.errors import KafkaError
 
 from rollmill.errors import FatalError, FencedError
 from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.transaction import Outgoing, Transaction, TransactionFailedError, abandon, stop_producer
 from rollmill.settings import ServiceSettings
 from rollmill.stream.changelog import OWNER, POSITION, Position, Tail, read_to_end, read_to_owner
 from rollmill.stream.fold import Fold, Work
 from rollmill.stream.identity import TaskIdentity
 from rollmill.stream.intake import Intake
-from rollmill.stream.outgoing import Outgoing
 from rollmill.stream.stage import Stage, TaskView
-from rollmill.stream.transaction import Transaction, TransactionFailedError, abandon, stop_producer
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.health import Health
 from rollmill.telemetry.metrics import Metrics

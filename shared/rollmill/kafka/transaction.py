@@ -9,16 +9,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 
+from rollmill.codec import Headers
 from rollmill.errors import FencedError
-from rollmill.stream.outgoing import Outgoing
 
 STOP_SECONDS = 5.0
 FENCED_CODES = (47, 90)
+
+Offset = int | tuple[int, str]
+"""An offset to commit, with metadata where a tuple."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """One record as it goes to the producer: full topic name, explicit partition."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes | None
+    headers: Headers = ()
+
+    @property
+    def size(self) -> int:
+        headers = sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.key) + len(self.value or b"") + headers
 
 
 class TransactionFailedError(Exception):
@@ -37,7 +57,7 @@ class Transaction:
         self._deadline = deadline_seconds
 
     async def run(
-        self, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, int] | None, group_id: str
+        self, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, Offset] | None, group_id: str
     ) -> list[int]:
         """Commit the records and offsets; returns the offset that each record got.
 
@@ -74,7 +94,7 @@ def is_fenced(error: BaseException) -> bool:
 
 
 def translate(error: Exception) -> Exception:
-    """The engine's word for whatever a client call raised."""
+    """Rollmill's word for whatever a client call raised."""
     if is_fenced(error):
         return FencedError("another process has taken this task (the broker fenced this producer)")
     if isinstance(error, TimeoutError):

@@ -68,7 +68,7 @@ def _parse(value: bytes, content_type: str) -> Any:
         if content_type == JSON:
             return orjson.loads(value)
         if content_type == MSGPACK:
-            return msgpack.unpackb(value, raw=False, strict_map_key=False, max_buffer_size=MAX_BYTES)
+            return msgpack.unpackb(value, raw=False, strict_map_key=False)
     except (orjson.JSONDecodeError, ValueError, msgpack.UnpackException, RecursionError) as error:
         _malformed(content_type, error)
     raise PoisonRecordError("unknown_content_type", f"{content_type!r} is neither {JSON} nor {MSGPACK}")

@@ -30,8 +30,8 @@ class EvaluatorSpec(StrategySpec):
 
     name: Identifier | None = None
     """None: the strategy's name with ``:`` written as ``.``."""
-    weight: FiniteFloat = 1.0
-    """Share in the weighted mean of several outcome rewards."""
+    weight: FiniteFloat = Field(default=1.0, ge=0)
+    """Share in the weighted mean of several evaluators; 0: awaited and kept as provenance, never counted."""
 
     @property
     def label(self) -> str:

@@ -1,0 +1,5 @@
+from rollmill.app import run
+from rollmill_reward_merger.app import build
+from rollmill_reward_merger.settings import RewardMergerSettings
+
+raise SystemExit(run(build(RewardMergerSettings())))

@@ -1,0 +1,12 @@
+"""The reward-merger as a service."""
+
+from __future__ import annotations
+
+from rollmill.app import Service
+from rollmill_reward_merger.handlers import RewardMergerStage
+from rollmill_reward_merger.settings import RewardMergerSettings
+
+
+def build(settings: RewardMergerSettings) -> Service:
+    stage = RewardMergerStage(partitions=settings.partitions, windows=settings.windows)
+    return Service(name=stage.name, settings=settings, stages=(stage,))

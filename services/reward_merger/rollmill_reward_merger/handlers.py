@@ -1,0 +1,233 @@
+"""The reward-merger's stage: pure, one session at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, header, manifest_header
+from rollmill.errors import PoisonRecordError
+from rollmill.models import Evaluation, Trajectory
+from rollmill.stream import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
+from rollmill.topics import BUILT, EVALUATIONS, STATE_REWARD_MERGER, TRAJECTORIES, partition_of
+from rollmill_reward_merger.fitting import HEADROOM, fit, without_texts
+from rollmill_reward_merger.held import (
+    CLOSED_OF,
+    EVALUATIONS_OF,
+    Built,
+    Closed,
+    Held,
+    fold,
+    key_of,
+    pack_closed,
+    pack_evaluation,
+    pack_trajectory,
+    short_hash,
+)
+from rollmill_reward_merger.merging import is_timer
+from rollmill_reward_merger.revisions import beginnings, revisions
+from rollmill_reward_merger.timers import Timer, Watch, Windows, answers_to, is_asked
+
+IDENTITY = ("evaluator", "supersedes", "final", "outcome_reward", "trace_rewards", "not_graded", "components")
+"""What must be equal for an id to be the same evaluation again: what it says, not when or how fast it was said."""
+
+MAX_EVALUATIONS = 256
+"""Of one session: every one makes a revision, and every revision carries all before it."""
+
+
+class RewardMergerStage(Stage[Held]):
+    """``built`` and ``evaluations`` in, revisions of ``trajectories`` out.
+
+    ``partitions`` is the number of the co-partitioned topics: an evaluation on another partition than its session's
+    is sent on (RULES M3), a trajectory there is a dead letter.
+    """
+
+    name = "reward-merger"
+    inputs = (BUILT, EVALUATIONS)
+    state_topic = STATE_REWARD_MERGER
+
+    def __init__(self, *, partitions: int, windows: Windows) -> None:
+        self._partitions = partitions
+        self._windows = windows
+        self._watches: dict[int, Watch] = {}
+
+    def apply(self, key: str, value: Held | None, payload: bytes) -> Held:
+        return fold(key, value, payload)
+
+    def process(self, state: StateView[Held], record: InputRecord) -> Effects:
+        """Raises PoisonRecordError for what cannot be read, contradicts an earlier record, or comes too late."""
+        value = record.read()
+        if isinstance(value, Trajectory):
+            self._refuse_misplaced(value, record)
+            return _built(state, value)
+        if not isinstance(value, Evaluation):
+            raise TypeError(f"{record.topic.name} holds {type(value).__name__}")
+        home = self._home(value)
+        return _sent_on(record, value, home) if home != record.partition else _evaluation(state, value)
+
+    def tick(self, state: StateView[Held], view: TaskView) -> Effects:
+        watch = self._watches.setdefault(view.partition, Watch(self._windows))
+        due = watch.due(state, view.now)
+        emits = tuple(Emit(EVALUATIONS, item.session_id, item, partition=view.partition) for item in due)
+        return Effects(emits=emits, counts={"timers_asked": len(emits)} if emits else {})
+
+    def _home(self, value: Trajectory | Evaluation) -> int:
+        return partition_of(value.session_id.encode(), self._partitions)
+
+    def _refuse_misplaced(self, trajectory: Trajectory, record: InputRecord) -> None:
+        home = self._home(trajectory)
+        if home != record.partition:
+            raise PoisonRecordError(
+                "wrong_partition",
+                f"session {trajectory.session_id} belongs to partition {home} of {self._partitions}, not "
+                f"{record.partition}: produce with the session id as key and the murmur2 partitioner",
+            )
+
+
+def _built(state: StateView[Held], trajectory: Trajectory) -> Effects:
+    key, payload = key_of(trajectory), pack_trajectory(trajectory)
+    digest = short_hash(payload)
+    earlier = state.get(key) or state.get(key + CLOSED_OF)
+    if isinstance(earlier, (Built, Closed)):
+        return _again(trajectory, same=earlier.digest == digest)
+    _refuse_too_large(trajectory, len(payload))
+    said = answers_to(state, key)
+    emits, counts = _emits(trajectory, said, after=0)
+    closing = _closing(said)
+    if closing is not None:
+        return _close(key, digest, said, closing, emits, counts)
+    kept = Delta(key, payload, replaces=True, manifest=trajectory.manifest)
+    return Effects(emits=emits, deltas=(kept,), counts=counts)
+
+
+def _again(trajectory: Trajectory, *, same: bool) -> Effects:
+    if not same:
+        raise PoisonRecordError(
+            "conflict", f"session {trajectory.session_id}:{trajectory.attempt} was built before, with other content"
+        )
+    return Effects(counts={"duplicates": 1})
+
+
+def _refuse_too_large(trajectory: Trajectory, size: int) -> None:
+    limit = TRAJECTORIES.max_bytes - HEADROOM
+    if size > limit and len(pack_trajectory(without_texts(trajectory))) > limit:
+        raise PoisonRecordError("too_large", f"{size} bytes leave no room for rewards, at most {limit} do")
+
+
+def _evaluation(state: StateView[Held], evaluation: Evaluation) -> Effects:
+    key = key_of(evaluation)
+    marker = state.get(key + CLOSED_OF)
+    if isinstance(marker, Closed):
+        return _after_the_end(key, marker, evaluation)
+    said = answers_to(state, key)
+    earlier = next((item for item in said if item.evaluation_id == evaluation.evaluation_id), None)
+    if earlier is not None:
+        return _said_again(earlier, evaluation)
+    if _closing(said) is not None:
+        return _late(evaluation)
+    _refuse_too_many(said, evaluation)
+    built = state.get(key)
+    if is_asked(evaluation, Timer.FORGOTTEN):
+        return _forget_orphans(key, said, built)
+    if isinstance(built, Built):
+        return _joined(key, built, said, evaluation)
+    return Effects(deltas=(_answer(key, evaluation),), counts={"evaluations_waiting": 1})
+
+
+def _refuse_too_many(said: tuple[Evaluation, ...], evaluation: Evaluation) -> None:
+    if len(said) >= MAX_EVALUATIONS and not is_timer(evaluation):
+        raise PoisonRecordError(
+            "too_many_evaluations", f"session {evaluation.session_id} has {len(said)} evaluations already"
+        )
+
+
+def _joined(key: str, built: Built, said: tuple[Evaluation, ...], evaluation: Evaluation) -> Effects:
+    after = len(beginnings(built.trajectory.spec, said))
+    emits, counts = _emits(built.trajectory, (*said, evaluation), after=after)
+    if is_asked(evaluation, Timer.REVISIONS_CLOSED):
+        return _close(key, built.digest, said, evaluation, emits, counts)
+    if is_timer(evaluation) and not emits:
+        return Effects(counts={"timers_ignored": 1})
+    return Effects(emits=emits, deltas=(_answer(key, evaluation),), counts=counts)
+
+
+def _answer(key: str, evaluation: Evaluation) -> Delta:
+    return Delta(key + EVALUATIONS_OF, pack_evaluation(evaluation))
+
+
+def _emits(
+    trajectory: Trajectory, said: tuple[Evaluation, ...], *, after: int
+) -> tuple[tuple[Emit, ...], Mapping[str, int]]:
+    merged = revisions(trajectory, said, after=after)
+    graded = sum(item.graded for item in merged)
+    counts = {"trajectories": len(merged), "graded": graded, "ungraded": len(merged) - graded}
+    return tuple(map(_emit, merged)), {name: amount for name, amount in counts.items() if amount}
+
+
+def _emit(trajectory: Trajectory) -> Emit:
+    """Encoded here, because the size decides what fits; the units travel in a header (RULES L2)."""
+    headers = (manifest_header(trajectory.manifest), (CONTENT_TYPE, MSGPACK.encode()))
+    return Emit(TRAJECTORIES, trajectory.session_id, fit(trajectory, TRAJECTORIES.max_bytes), headers)
+
+
+def _closing(said: tuple[Evaluation, ...]) -> Evaluation | None:
+    """The record that closed the revisions; it can be read before the trajectory."""
+    return next((item for item in said if is_asked(item, Timer.REVISIONS_CLOSED)), None)
+
+
+def _close(
+    key: str,
+    digest: bytes,
+    said: tuple[Evaluation, ...],
+    closing: Evaluation,
+    emits: tuple[Emit, ...],
+    counts: Mapping[str, int],
+) -> Effects:
+    known = tuple(short_hash(item.evaluation_id.encode()) for item in said if not is_timer(item))
+    marker = Delta(key + CLOSED_OF, pack_closed(Closed(closing.at, digest, known)), replaces=True)
+    ends = (key, key + EVALUATIONS_OF)
+    return Effects(emits=emits, deltas=(marker,), ends=ends, counts={**counts, "revisions_closed": 1})
+
+
+def _after_the_end(key: str, marker: Closed, evaluation: Evaluation) -> Effects:
+    if is_asked(evaluation, Timer.FORGOTTEN):
+        return Effects(ends=(key + CLOSED_OF,), counts={"markers_forgotten": 1})
+    if marker.knows(evaluation.evaluation_id):
+        return Effects(counts={"duplicates": 1})
+    return _late(evaluation)
+
+
+def _late(evaluation: Evaluation) -> Effects:
+    """A timer is never late; anything else behind the closing is."""
+    if is_timer(evaluation):
+        return Effects(counts={"timers_ignored": 1})
+    raise PoisonRecordError(
+        "late_evaluation",
+        f"evaluation {evaluation.evaluation_id} by {evaluation.evaluator} came after the revisions of session "
+        f"{evaluation.session_id}:{evaluation.attempt} were closed",
+    )
+
+
+def _said_again(earlier: Evaluation, evaluation: Evaluation) -> Effects:
+    if is_timer(evaluation) or all(getattr(earlier, name) == getattr(evaluation, name) for name in IDENTITY):
+        return Effects(counts={"duplicates": 1})
+    raise PoisonRecordError(
+        "conflict",
+        f"evaluation {evaluation.evaluation_id} of session {evaluation.session_id} came before, with other content: "
+        "a revised reward needs an id of its own, with `supersedes`",
+    )
+
+
+def _forget_orphans(key: str, said: tuple[Evaluation, ...], built: Held | None) -> Effects:
+    if built is not None or not said:
+        return Effects(counts={"timers_ignored": 1})
+    return Effects(ends=(key + EVALUATIONS_OF,), counts={"evaluations_orphaned": len(said)})
+
+
+def _sent_on(record: InputRecord, evaluation: Evaluation, home: int) -> Effects:
+    """The bytes as received, to the session's partition, in the same transaction (RULES M3)."""
+    headers = record.headers
+    if header(headers, CONTENT_TYPE) is None:
+        kind = JSON if (record.value or b"")[:1] == b"{" else MSGPACK
+        headers = (*headers, (CONTENT_TYPE, kind.encode()))
+    sent = Emit(EVALUATIONS, evaluation.session_id, record.value, headers, partition=home)
+    return Effects(emits=(sent,), counts={"evaluations_sent_on": 1})

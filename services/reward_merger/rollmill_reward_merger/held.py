@@ -1,0 +1,88 @@
+"""What the merger holds of a session, how it is written down, and under which state keys.
+
+``<session>:<attempt>`` the built trajectory, ``…/evaluations`` what graders said, ``…/closed`` the marker that is left
+when no more revisions are taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+from rollmill.codec import MSGPACK, decode, encode
+from rollmill.models import Evaluation, Trajectory
+
+EVALUATIONS_OF = "/evaluations"
+CLOSED_OF = "/closed"
+
+HASH = 8
+"""Bytes of a hash in a marker."""
+AT = struct.Struct("<d")
+
+
+@dataclass(frozen=True)
+class Built:
+    trajectory: Trajectory
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was said, in the order of the evaluations partition, each id once."""
+
+    evaluations: tuple[Evaluation, ...]
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A session that takes no more revisions."""
+
+    at: float
+    """Event time of the closing, in seconds."""
+    digest: bytes
+    """Of the built trajectory."""
+    known: tuple[bytes, ...]
+    """Hashes of the evaluation ids that came in time."""
+
+    def knows(self, evaluation_id: str) -> bool:
+        return short_hash(evaluation_id.encode()) in self.known
+
+
+Held = Built | Answers | Closed
+
+
+def key_of(record: Trajectory | Evaluation) -> str:
+    return f"{record.session_id}:{record.attempt}"
+
+
+def short_hash(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=HASH).digest()
+
+
+def fold(key: str, value: Held | None, payload: bytes) -> Held:
+    """`value` with one delta folded in."""
+    if key.endswith(CLOSED_OF):
+        return unpack_closed(payload)
+    if not key.endswith(EVALUATIONS_OF):
+        return Built(decode(Trajectory, payload), short_hash(payload))
+    before = value.evaluations if isinstance(value, Answers) else ()
+    return Answers((*before, decode(Evaluation, payload)))
+
+
+def pack_trajectory(trajectory: Trajectory) -> bytes:
+    return encode(trajectory, MSGPACK)
+
+
+def pack_evaluation(evaluation: Evaluation) -> bytes:
+    return encode(evaluation, MSGPACK)
+
+
+def pack_closed(closed: Closed) -> bytes:
+    return AT.pack(closed.at) + closed.digest + b"".join(closed.known)
+
+
+def unpack_closed(payload: bytes) -> Closed:
+    hashes = payload[AT.size :]
+    parts = tuple(hashes[start : start + HASH] for start in range(0, len(hashes), HASH))
+    return Closed(AT.unpack_from(payload)[0], parts[0], parts[1:])

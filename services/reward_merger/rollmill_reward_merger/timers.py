@@ -1,0 +1,133 @@
+"""Time as records (RULES E2): a timer appends a final evaluation to its own partition, and reading it back counts.
+
+``deadline``          stop waiting for the evaluators that have not answered
+``revisions_closed``  take no more revisions: the trajectory goes, a marker stays
+``forgotten``         the marker goes, or evaluations of a session that nothing was built of
+
+The order of these records in the partition decides what is in time, so a replay needs no clock. Their ids are
+deterministic: asking twice is asking once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollmill.models import Evaluation, dump_json
+from rollmill.stream.stage import StateView
+from rollmill_reward_merger.held import CLOSED_OF, EVALUATIONS_OF, Answers, Built, Closed, Held
+from rollmill_reward_merger.revisions import complete_at
+
+SCAN_SECONDS = 1.0
+"""Least time between two looks at the whole state."""
+REPEAT_SECONDS = 30.0
+"""A timer whose record has not been read back is asked for again: its transaction may have failed."""
+
+
+class Timer(StrEnum):
+    DEADLINE = "deadline"
+    REVISIONS_CLOSED = "revisions_closed"
+    FORGOTTEN = "forgotten"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How long things are held, in seconds."""
+
+    revisions: float
+    """From the first merge: how long further evaluations make revisions."""
+    markers: float
+    """From then on: how long duplicates and late evaluations are recognised."""
+    orphans: float
+    """How long evaluations wait for a trajectory."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """A timer of one session; ``key`` is its state key ``<session>:<attempt>``, ``at`` the time that it is set to."""
+
+    timer: Timer
+    key: str
+    digest: bytes
+    at: float
+
+    def record(self) -> Evaluation:
+        """What the timer appends."""
+        session_id, _, attempt = self.key.rpartition(":")
+        content = dump_json([self.timer.value, session_id, int(attempt), self.digest.hex()])
+        return Evaluation(
+            evaluation_id=f"{self.timer.value}-{hashlib.blake2b(content, digest_size=12).hexdigest()}",
+            session_id=session_id,
+            attempt=int(attempt),
+            evaluator=self.timer.value,
+            not_graded=self.timer.value,
+            final=True,
+            at=self.at,
+        )
+
+
+def is_asked(evaluation: Evaluation, timer: Timer) -> bool:
+    return evaluation.final and evaluation.not_graded == timer and evaluation.evaluator == timer
+
+
+@dataclass
+class Watch:
+    """Finds what is due in one task's state.
+
+    Remembers when it saw a key first (where no record tells the time) and what it has asked for. Neither is durable
+    and nothing depends on them but when a timer fires and how often it repeats itself.
+    """
+
+    windows: Windows
+    _scanned: float | None = None
+    _seen: dict[str, float] = field(default_factory=dict)
+    _asked: dict[str, float] = field(default_factory=dict)
+
+    def due(self, state: StateView[Held], now: float) -> list[Evaluation]:
+        """Timer records to append now."""
+        if self._scanned is not None and 0 <= now - self._scanned < SCAN_SECONDS:
+            return []
+        self._scanned = now
+        self._seen = {key: self._seen.get(key, now) for key, _ in state.items()}
+        due = {record.evaluation_id: record for record in map(Due.record, self._look(state, now))}
+        self._asked = {name: at for name, at in self._asked.items() if name in due and now - at < REPEAT_SECONDS}
+        fresh = [record for name, record in due.items() if name not in self._asked]
+        self._asked |= {record.evaluation_id: now for record in fresh}
+        return fresh
+
+    def _look(self, state: StateView[Held], now: float) -> Iterator[Due]:
+        """The timers that are due: at most one for each session."""
+        for key, value in state.items():
+            due = self._next(state, key, value)
+            if due is not None and due.at <= now:
+                yield due
+
+    def _next(self, state: StateView[Held], key: str, value: Held) -> Due | None:
+        if isinstance(value, Built):
+            return self._of_built(key, value, answers_to(state, key))
+        if isinstance(value, Closed):
+            at = self._since(key, value.at) + self.windows.markers
+            return Due(Timer.FORGOTTEN, key.removesuffix(CLOSED_OF), value.digest, at)
+        session = key.removesuffix(EVALUATIONS_OF)
+        return None if session in state else Due(Timer.FORGOTTEN, session, b"", self._seen[key] + self.windows.orphans)
+
+    def _of_built(self, key: str, built: Built, said: tuple[Evaluation, ...]) -> Due:
+        trajectory = built.trajectory
+        merged = complete_at(trajectory, said)
+        if merged is None:
+            at = self._since(key, trajectory.closed_at) + trajectory.spec.evaluation_seconds
+            return Due(Timer.DEADLINE, key, built.digest, at)
+        return Due(Timer.REVISIONS_CLOSED, key, built.digest, self._since(key, merged) + self.windows.revisions)
+
+    def _since(self, key: str, at: float) -> float:
+        """Event time where a record tells a credible one (0.0 is none, the future is none), else the first sight."""
+        seen = self._seen[key]
+        return at if 0 < at < seen else seen
+
+
+def answers_to(state: StateView[Held], key: str) -> tuple[Evaluation, ...]:
+    """Everything said of the session under ``key``."""
+    value = state.get(key + EVALUATIONS_OF)
+    return value.evaluations if isinstance(value, Answers) else ()

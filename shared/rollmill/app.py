@@ -35,9 +35,6 @@ log = structlog.get_logger(__name__)
 
 Worker = Callable[["ServiceContext"], Awaitable[None]]
 
-DRAIN_SECONDS = 30.0
-CONNECT_SECONDS = 60.0
-
 
 @dataclass(frozen=True)
 class Service:
@@ -111,7 +108,9 @@ def _application(service: Service, context: ServiceContext) -> FastStream:
 async def _verified_topics(settings: ServiceSettings) -> None:
     """Wait for the cluster for a while, then refuse to start on topics that differ from the registry."""
     try:
-        async for attempt in stamina.retry_context(on=KafkaConnectionError, timeout=CONNECT_SECONDS, attempts=None):
+        async for attempt in stamina.retry_context(
+            on=KafkaConnectionError, timeout=settings.connect_seconds, attempts=None
+        ):
             with attempt:
                 await verify_topics(settings)
     except KafkaConnectionError as error:
@@ -134,7 +133,7 @@ async def _working(service: Service, context: ServiceContext, application: FastS
         context.health.ready(service.name, ready=False)
         context.stop.set()
         with suppress(TimeoutError):
-            await asyncio.wait_for(work, DRAIN_SECONDS)
+            await asyncio.wait_for(work, service.settings.drain_seconds)
         log.info("service drained")
 
 

@@ -46,6 +46,10 @@ class ServiceSettings(KafkaSettings):
     """How often timers and cuts are looked at."""
     deadline_seconds: float = Field(default=20.0, gt=0)
     """For every await on the broker; below the transaction timeout."""
+    connect_seconds: float = Field(default=60.0, ge=0)
+    """How long a starting service waits for Kafka before it gives up."""
+    drain_seconds: float = Field(default=30.0, gt=0)
+    """How long a stopping service may take to finish what is in hand; below the pod's grace period."""
     dead_letter_limit: PositiveInt = 100
     """Dead letters in hand before a task stops: a bad deploy must not drain the topic."""
     dead_letter_leak: PositiveInt = 100

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import structlog
 
-SECRET_WORDS = ("password", "secret", "token", "api_key", "authorization", "sasl")
+SECRET = re.compile(r"password|secret|api_?key|authorization|(^|_)token$", re.IGNORECASE)
 
 
 def configure_logging(*, service: str, level: str, as_json: bool) -> None:
@@ -49,4 +50,4 @@ def configure_logging(*, service: str, level: str, as_json: bool) -> None:
 
 def redact_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
     """Secrets never reach a log line, whoever logs them."""
-    return {key: "***" if any(word in key.lower() for word in SECRET_WORDS) else value for key, value in event.items()}
+    return {key: "***" if SECRET.search(key) else value for key, value in event.items()}

@@ -1,0 +1,103 @@
+"""Health, metrics and logs as operators meet them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from rollmill.telemetry.health import Health, HealthServer
+from rollmill.telemetry.logging import configure_logging
+from rollmill.telemetry.metrics import Metrics
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("reward-merger")
+
+
+@pytest.fixture
+def server(health: Health, metrics: Metrics) -> Iterator[HealthServer]:
+    made = HealthServer(health, metrics, "127.0.0.1", 0)
+    made.start()
+    yield made
+    made.stop()
+
+
+def get(server: HealthServer, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_ready_waits_for_every_part_and_live_does_not(server: HealthServer, health: Health) -> None:
+    assert get(server, "/ready")[0] == 503
+    health.expect("builder.0")
+    health.expect("builder.1")
+    health.ready("builder.0")
+    status, body = get(server, "/ready")
+    assert (status, json.loads(body)["waiting"]) == (503, ["builder.1"])
+    assert get(server, "/live")[0] == 200
+    health.ready("builder.1")
+    assert get(server, "/ready")[0] == 200
+
+
+def test_a_failure_takes_live_and_ready_down(server: HealthServer, health: Health) -> None:
+    health.ready("a")
+    health.fail("fenced")
+    assert get(server, "/live") == (503, '{"live":false,"why":"fenced"}')
+    assert get(server, "/ready")[0] == 503
+
+
+def test_metrics_are_scraped_under_the_service_name(server: HealthServer, metrics: Metrics) -> None:
+    metrics.count("records", 3)
+    metrics.gauge("lag_records", 7, topic="built", partition="0")
+    metrics.observe("transaction_seconds", 0.004)
+    status, text = get(server, "/metrics")
+    assert status == 200
+    assert "rollmill_reward_merger_records_total 3.0" in text
+    assert 'rollmill_reward_merger_lag_records{partition="0",topic="built"} 7.0' in text
+    assert 'rollmill_reward_merger_transaction_seconds_bucket{le="0.005"} 1.0' in text
+
+
+def test_an_unknown_path_names_the_known_ones(server: HealthServer) -> None:
+    assert get(server, "/nope") == (404, '{"error":"try /live, /ready or /metrics"}')
+
+
+@pytest.fixture
+def json_logs(capsys: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    configure_logging(service="builder", level="INFO", as_json=True)
+    yield capsys
+    root.handlers[:], root.level = before, level
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def test_logs_are_json_lines_with_context_and_without_secrets(json_logs: pytest.CaptureFixture[str]) -> None:
+    secrets = {"sasl_password": "hunter2", "session_token": "t", "Authorization": "Bearer x"}
+    structlog.get_logger("rollmill.test").info("refused", task="builder.3", offset=17, tokens=5, **secrets)
+    logging.getLogger("some.library").warning("plain %s", "text")
+    ours, theirs = (json.loads(line) for line in json_logs.readouterr().err.splitlines())
+    assert (ours["event"], ours["service"], ours["task"], ours["offset"]) == (
+        "record refused",
+        "builder",
+        "builder.3",
+        17,
+    )
+    assert ours["sasl_password"] == "***"
+    assert (theirs["event"], theirs["level"]) == ("plain text", "warning")

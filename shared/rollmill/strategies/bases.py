@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +45,19 @@ class BaseTrajectoryEvaluator(ABC):
 
 
 class BaseAdvantage(ABC):
-    """Advantages of the rollouts of one group."""
+    """Advantages of the rollouts of one group. A rollout counts once, whatever its number of traces (RULES A1)."""
+
+    min_rollouts: ClassVar[int] = 2
+    """A group with fewer graded rollouts has no baseline and is excluded as ``group_too_small``."""
 
     @abstractmethod
     def compute(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Advantages [n] float64 of ``rewards`` [n] float64, one per graded rollout of the group, sorted by id."""
+
+    def over_step(
+        self,
+        advantages: npt.NDArray[np.float64],
+        rewards: npt.NDArray[np.float64],  # noqa: ARG002  # for strategies that scale by the whole step
+    ) -> npt.NDArray[np.float64]:
+        """Advantages [m] of all graded rollouts of a step, once every group's are computed; unchanged by default."""
+        return advantages

@@ -1,0 +1,5 @@
+from rollmill.app import run
+from rollmill_batcher.app import build
+from rollmill_batcher.settings import BatcherSettings
+
+raise SystemExit(run(build(BatcherSettings())))

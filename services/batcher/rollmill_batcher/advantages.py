@@ -1,0 +1,65 @@
+"""Advantage strategies: rewards of one group's rollouts to advantages."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rollmill.strategies import BaseAdvantage
+
+Floats = npt.NDArray[np.float64]
+
+
+class Scale(StrEnum):
+    """By whose standard deviation centred rewards are divided."""
+
+    GROUP = "group"
+    BATCH = "batch"
+    NONE = "none"
+
+
+class Grpo(BaseAdvantage):
+    """Reward minus group mean, over a standard deviation plus ``eps`` (Shao et al. 2024, DeepSeekMath, eq. 3).
+
+    ``scale`` ``batch`` takes the deviation of all graded rewards of the step; ``none`` leaves centred rewards
+    (Liu et al. 2025, Dr. GRPO). ``ddof`` 1 is the sample deviation, 0 the population's.
+    """
+
+    def __init__(self, eps: float = 1e-4, ddof: int = 1, scale: str = "group") -> None:
+        if eps < 0 or ddof not in (0, 1):
+            raise ValueError(f"eps must not be negative and ddof is 0 or 1, not {eps} and {ddof}")
+        self._eps, self._ddof, self._scale = eps, ddof, Scale(scale)
+
+    def compute(self, rewards: Floats) -> Floats:
+        centred: Floats = rewards - rewards.mean()
+        return centred / self._divisor(rewards) if self._scale is Scale.GROUP else centred
+
+    def over_step(self, advantages: Floats, rewards: Floats) -> Floats:
+        return advantages / self._divisor(rewards) if self._scale is Scale.BATCH else advantages
+
+    def _divisor(self, rewards: Floats) -> float:
+        """Standard deviation plus eps; 1 where equal rewards leave nothing to divide."""
+        if len(rewards) <= self._ddof or np.ptp(rewards) == 0:
+            return 1.0
+        return float(rewards.std(ddof=self._ddof)) + self._eps
+
+
+class Rloo(BaseAdvantage):
+    """Reward minus the mean of the other rollouts (Ahmadian et al. 2024): n / (n - 1) times the centred reward."""
+
+    def compute(self, rewards: Floats) -> Floats:
+        count = len(rewards)
+        advantages: Floats = (rewards - rewards.mean()) * (count / (count - 1))
+        return advantages
+
+
+class NoAdvantage(BaseAdvantage):
+    """Zeros: the trainer normalises itself, from ``rewards`` and the group ids of the header's table."""
+
+    min_rollouts: ClassVar[int] = 1
+
+    def compute(self, rewards: Floats) -> Floats:
+        return np.zeros_like(rewards)

@@ -1,0 +1,134 @@
+"""From a tick to a cut: what is proposed, and the effects of what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rollmill.models import Cut, Disposition, outcome
+from rollmill.stream import Effects, Emit, StateView
+from rollmill.topics import BATCHES, CUTS, OUTCOMES
+from rollmill_batcher.decisions import Decision, Exclusion
+from rollmill_batcher.groups import Group
+from rollmill_batcher.held import (
+    DoneGroup,
+    Held,
+    done_delta,
+    done_groups,
+    done_key,
+    group_key,
+    groups,
+    progress_delta,
+    progress_of,
+)
+from rollmill_batcher.progress import Progress
+from rollmill_batcher.rules import Rules
+from rollmill_batcher.standing import JudgedGroup
+from rollmill_batcher.steps import MicroBatch, micro_batches
+
+STAGE = "batcher"
+
+
+def proposed(state: StateView[Held], positions: Mapping[str, int], now: float, rules: Rules, *, caught_up: bool) -> Cut:
+    """The cut that would be made now; its results are still empty.
+
+    A flush takes less than a full step: at the end of the stream, or when the oldest ready group has waited long
+    enough. Neither is asked while more input is known to wait.
+    """
+    progress = progress_of(state)
+    flush = caught_up and (progress.end_of_stream or _waited(groups(state), progress, now, rules))
+    return Cut(
+        run=rules.run,
+        policy=rules.policy,
+        step=progress.next_step,
+        sequence=progress.sequence,
+        positions=dict(sorted(positions.items())),
+        policy_version=progress.policy_version,
+        queued_steps=progress.queued_steps,
+        now=max(now, progress.now),
+        seed=rules.seed_of(progress.next_step),
+        flush=flush,
+    )
+
+
+def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rules) -> Effects:
+    """Batches, the cut and the outcomes; the closed groups leave the state, their markers stay."""
+    progress = progress_of(state)
+    recorded = cut.replace(
+        batch_id=rules.batch_id(cut.step, cut.sequence) if decision.step else None,
+        groups=tuple(group.group.group_id for group in decision.step),
+        excluded=decision.tokens_excluded,
+    )
+    batches = micro_batches(decision.step, recorded, progress.clock, rules) if decision.step else ()
+    outcomes = [exclusion_emit(exclusion, cut.now) for exclusion in decision.exclusions]
+    deltas = [done_delta(_marker(group, cut)) for group in decision.closed]
+    forgotten = [done_key(done.group_id) for done in done_groups(state) if _is_past(done, cut, rules)]
+    return Effects(
+        emits=(Emit(CUTS, _step_key(cut.step), recorded, partition=0), *outcomes, *map(_emit(cut.step), batches)),
+        deltas=(*deltas, progress_delta(_advanced(progress, recorded))),
+        ends=(*(group_key(group.group.group_id) for group in decision.closed), *forgotten),
+        counts=_counts(decision, batches),
+    )
+
+
+def exclusion_emit(exclusion: Exclusion, at: float) -> Emit:
+    word = outcome(
+        Disposition.EXCLUDED,
+        stage=STAGE,
+        session_id=exclusion.session_id,
+        attempt=exclusion.attempt,
+        units=exclusion.units,
+        reason=exclusion.reason,
+        at=at,
+    )
+    return Emit(OUTCOMES, exclusion.session_id, word)
+
+
+def _waited(waiting: Iterable[Group], progress: Progress, now: float, rules: Rules) -> bool:
+    """The flush interval has passed since the last step and since the oldest full group had its last member."""
+    ends = [group.last_end for group in waiting if group.is_full]
+    if rules.flush_seconds is None or not ends:
+        return False
+    return max(min(ends), progress.last_step_at) + rules.flush_seconds <= now
+
+
+def _advanced(progress: Progress, cut: Cut) -> Progress:
+    made = cut.batch_id is not None
+    return progress.replace(
+        next_step=cut.step + made,
+        sequence=cut.sequence + 1,
+        now=cut.now,
+        last_step_at=cut.now if made else progress.last_step_at,
+    )
+
+
+def _marker(group: JudgedGroup, cut: Cut) -> DoneGroup:
+    return DoneGroup(
+        group_id=group.group.group_id,
+        state=group.state,
+        sequence=cut.sequence,
+        at=cut.now,
+        sessions=group.group.sessions,
+    )
+
+
+def _is_past(done: DoneGroup, cut: Cut, rules: Rules) -> bool:
+    return done.at + rules.groups.late_window_seconds < cut.now
+
+
+def _emit(step: int) -> Callable[[MicroBatch], Emit]:
+    return lambda batch: Emit(BATCHES, f"{_step_key(step)}/{batch.number:06d}", batch.payload, partition=batch.rank)
+
+
+def _step_key(step: int) -> str:
+    return f"{step:012d}"
+
+
+def _counts(decision: Decision, batches: Sequence[MicroBatch]) -> dict[str, int]:
+    counts = {"cuts": 1, "steps": int(bool(decision.step)), "micro_batches": len(batches)}
+    counts["fillers"] = sum(batch.filler for batch in batches)
+    counts["tokens_batched"] = sum(batch.tokens for batch in batches)
+    counts["tokens_excluded"] = sum(decision.tokens_excluded.values())
+    for group in decision.closed:
+        name = f"groups_{group.state.value}"
+        counts[name] = counts.get(name, 0) + 1
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,155 @@
+"""The decision of a cut: which groups close, which tokens are excluded and why, which groups make the step.
+
+`decide` is a pure function of the waiting groups, the run's progress, the cut and the rules (RULES B2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rollmill.models import Cut, Trajectory, Unit
+from rollmill_batcher.eligibility import TOO_LARGE, MemberVerdict
+from rollmill_batcher.groups import READY, Group, GroupEvent, GroupState, moved
+from rollmill_batcher.progress import Progress
+from rollmill_batcher.rules import Rules
+from rollmill_batcher.staleness import PolicyClock
+from rollmill_batcher.standing import (
+    GROUP_EXPIRED,
+    SUPERSEDED,
+    JudgedGroup,
+    Moment,
+    grows_stale,
+    judged,
+    state_of,
+    usable,
+)
+from rollmill_batcher.table import row_bytes
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Tokens of one attempt that are not trained, for one reason."""
+
+    session_id: str
+    attempt: int
+    reason: str
+    units: tuple[Unit, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(unit.tokens for unit in self.units)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``closed``: every group that leaves the state, the step's own included. ``step``: empty for no batch."""
+
+    closed: tuple[JudgedGroup, ...] = ()
+    step: tuple[JudgedGroup, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.closed)
+
+    @property
+    def tokens_excluded(self) -> dict[str, int]:
+        """By reason, sorted."""
+        tokens: dict[str, int] = {}
+        for exclusion in self.exclusions:
+            tokens[exclusion.reason] = tokens.get(exclusion.reason, 0) + exclusion.tokens
+        return dict(sorted(tokens.items()))
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """``full``: no further group fits, by number or by the room for the step's table in a header."""
+
+    taken: tuple[JudgedGroup, ...] = ()
+    failed: tuple[JudgedGroup, ...] = ()
+    full: bool = False
+
+
+def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: Rules) -> Decision:
+    """What ``cut`` does with the waiting ``groups``, in whatever order they are given.
+
+    Staleness is judged only where a step may be cut: until then it is not known what else will be queued.
+    """
+    clock = PolicyClock(cut.policy_version, cut.queued_steps, progress.forks)
+    moment = Moment(cut.now, rules.gate(clock), closing=progress.end_of_stream and cut.flush)
+    waiting = sorted(groups, key=lambda group: (group.opened_at, group.group_id))
+    states = {group.group_id: state_of(group, moment, rules) for group in waiting}
+    expired = tuple(_expired(group, moment) for group in waiting if states[group.group_id] is GroupState.EXPIRED)
+    selection = _Selection()
+    if cut.queued_steps < rules.steps_ahead:
+        selection = _select(_examined(waiting, states, moment, rules), rules)
+    taken = selection.taken if selection.full or cut.flush else ()
+    step = tuple(group.after(GroupEvent.TAKEN) for group in taken)
+    closed = (*expired, *selection.failed, *step)
+    return Decision(closed, step, tuple(exclusion for group in closed for exclusion in _exclusions(group)))
+
+
+def excluded(member: Trajectory, reason: str) -> Exclusion:
+    """All trainable tokens of a trajectory, for one reason."""
+    return Exclusion(member.session_id, member.attempt, reason, member.manifest.units)
+
+
+def _expired(group: Group, moment: Moment) -> JudgedGroup:
+    members = judged(group, GroupState.EXPIRED, moment.gate.without_staleness()).members
+    return JudgedGroup(group, GroupState.EXPIRED, members, GROUP_EXPIRED)
+
+
+def _examined(
+    waiting: Sequence[Group], states: Mapping[str, GroupState], moment: Moment, rules: Rules
+) -> Iterator[JudgedGroup]:
+    """The groups that are ready, oldest first: as they are, or failed. Lazy: a step looks at few of them."""
+    for group in waiting:
+        state = states[group.group_id]
+        if state is GroupState.OPEN and grows_stale(group, moment, rules):
+            state = moved(state, GroupEvent.GROWING_STALE)
+        if state in READY:
+            found = usable(judged(group, state, moment.gate), rules)
+            too_large = found.state in READY and _table_bytes(found) > rules.header_bytes
+            yield found.after(GroupEvent.UNUSABLE, TOO_LARGE) if too_large else found
+
+
+def _select(examined: Iterator[JudgedGroup], rules: Rules) -> _Selection:
+    """The first usable groups that a step has room for, and the failed ones met on the way."""
+    taken: list[JudgedGroup] = []
+    failed: list[JudgedGroup] = []
+    room = rules.header_bytes
+    for group in examined:
+        if group.state is GroupState.FAILED:
+            failed.append(group)
+            continue
+        room -= _table_bytes(group)
+        if room < 0:
+            return _Selection(tuple(taken), tuple(failed), full=True)
+        taken.append(group)
+        if len(taken) == rules.groups_per_step:
+            return _Selection(tuple(taken), tuple(failed), full=True)
+    return _Selection(tuple(taken), tuple(failed))
+
+
+def _table_bytes(group: JudgedGroup) -> int:
+    return sum(
+        row_bytes(verdict.member, trained.trace.units()) for verdict in group.members for trained in verdict.trained
+    )
+
+
+def _exclusions(group: JudgedGroup) -> list[Exclusion]:
+    """One per attempt and reason; attempts that another one stands for are named, too."""
+    found = [excluded(member, SUPERSEDED) for member in group.group.superseded]
+    for verdict in group.members:
+        found += _member_exclusions(verdict, group)
+    return [exclusion for exclusion in found if exclusion.units]
+
+
+def _member_exclusions(verdict: MemberVerdict, group: JudgedGroup) -> list[Exclusion]:
+    units: dict[str, tuple[Unit, ...]] = {}
+    for trace in verdict.traces:
+        reason = trace.reason or group.reason
+        if reason is not None:
+            units[reason] = (*units.get(reason, ()), *trace.trace.units())
+    member = verdict.member
+    return [Exclusion(member.session_id, member.attempt, reason, those) for reason, those in units.items()]

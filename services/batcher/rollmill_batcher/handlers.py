@@ -1,0 +1,139 @@
+"""The batcher's stage: intake of trajectories, policies and acknowledgements; a cut at a tick (RULES B)."""
+
+from __future__ import annotations
+
+from rollmill.errors import PoisonRecordError
+from rollmill.models import (
+    EndOfStream,
+    PolicyAnnouncement,
+    Purpose,
+    Rewound,
+    StepAcknowledged,
+    TrainerEvent,
+    Trajectory,
+)
+from rollmill.stream import NOTHING, Delta, Effects, InputRecord, Stage, StateView, TaskView
+from rollmill.topics import ACKS, POLICIES, STATE_BATCHER, TRAJECTORIES
+from rollmill_batcher.cutting import STAGE, effects_of, exclusion_emit, proposed
+from rollmill_batcher.decisions import decide, excluded
+from rollmill_batcher.groups import revision_of
+from rollmill_batcher.held import (
+    DoneGroup,
+    Held,
+    done_delta,
+    done_of,
+    folded,
+    group_of,
+    groups,
+    member_delta,
+    progress_delta,
+    progress_of,
+    slim,
+)
+from rollmill_batcher.progress import Progress
+from rollmill_batcher.rules import Rules
+
+OTHER_POLICY = "other_policy"
+LATE_FOR_GROUP = "late_for_group"
+
+
+class BatcherStage(Stage[Held]):
+    """One task over all partitions (RULES B1). Intake decides nothing that depends on the order of partitions."""
+
+    name = STAGE
+    inputs = (TRAJECTORIES, POLICIES, ACKS)
+    state_topic = STATE_BATCHER
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._has_caught_up = False
+        """Since this process started. Until then time stands still: members may wait in the backlog, and no
+        deadline passes before they are read. Only delays cuts; each cut says what time it went by."""
+
+    def process(self, state: StateView[Held], record: InputRecord) -> Effects:
+        value = record.read()
+        if isinstance(value, Trajectory):
+            return self._take(state, value)
+        if isinstance(value, PolicyAnnouncement):
+            return self._announced(progress_of(state), value)
+        assert isinstance(value, StepAcknowledged | Rewound | EndOfStream)  # noqa: S101  # the three inputs have no other models
+        return self._heard(progress_of(state), value)
+
+    def apply(self, key: str, value: Held | None, payload: bytes) -> Held:
+        return folded(key, value, payload)
+
+    def tick(self, state: StateView[Held], view: TaskView) -> Effects:
+        """Cut, where a cut changes something."""
+        self._has_caught_up = self._has_caught_up or view.caught_up
+        now = view.now if self._has_caught_up else 0.0
+        cut = proposed(state, view.positions, now, self._rules, caught_up=view.caught_up)
+        decision = decide(groups(state), progress_of(state), cut, self._rules)
+        return effects_of(state, cut, decision, self._rules) if decision else NOTHING
+
+    def _take(self, state: StateView[Held], trajectory: Trajectory) -> Effects:
+        if trajectory.spec.policy != self._rules.policy:
+            return _refused(trajectory, OTHER_POLICY)
+        if trajectory.spec.purpose is not Purpose.TRAIN:
+            return _refused(trajectory, trajectory.spec.purpose.value)
+        done = done_of(state, trajectory.group_id)
+        return _late(trajectory, done) if done is not None else _joined(state, trajectory)
+
+    def _announced(self, progress: Progress, announcement: PolicyAnnouncement) -> Effects:
+        if (announcement.run, announcement.policy) != (self._rules.run, self._rules.policy):
+            return Effects(counts={"announcements_of_others": 1})
+        return _moved(progress, progress.announced(announcement), "announcements")
+
+    def _heard(self, progress: Progress, event: TrainerEvent) -> Effects:
+        if event.run != self._rules.run:
+            return Effects(counts={"trainer_events_of_others": 1})
+        _check(progress, event)
+        return _moved(progress, progress.heard(event), event.type)
+
+
+def _refused(trajectory: Trajectory, reason: str, deltas: tuple[Delta, ...] = ()) -> Effects:
+    """Never batched, and said so at once. A repeat says the same again, with the same id."""
+    exclusion = excluded(trajectory, reason)
+    emits = (exclusion_emit(exclusion, trajectory.closed_at),) if exclusion.units else ()
+    return Effects(emits, deltas, counts={"trajectories": 1, "tokens_excluded": exclusion.tokens, reason: 1})
+
+
+def _late(trajectory: Trajectory, done: DoneGroup) -> Effects:
+    """Its group is closed: a repeat or a revision of a member, or a member that came too late."""
+    if done.knows(trajectory):
+        return Effects(counts={"revisions_after_cut" if revision_of(trajectory) else "duplicates": 1})
+    return _refused(trajectory, LATE_FOR_GROUP, (done_delta(done.with_late(trajectory)),))
+
+
+def _joined(state: StateView[Held], trajectory: Trajectory) -> Effects:
+    """Into its group. Raises PoisonRecordError where the same revision said something else before."""
+    group = group_of(state, trajectory.group_id)
+    held = group.holding(trajectory.session_id, trajectory.attempt) if group else None
+    if held is None:
+        return Effects(deltas=(member_delta(trajectory),), counts={"trajectories": 1})
+    if revision_of(trajectory) > revision_of(held):
+        return Effects(deltas=(member_delta(trajectory),), counts={"revisions": 1})
+    if revision_of(trajectory) == revision_of(held) and slim(trajectory) != held:
+        raise PoisonRecordError(
+            "conflict",
+            f"revision {revision_of(held)} of {held.session_id}:{held.attempt} is known with other content",
+        )
+    return Effects(counts={"duplicates": 1})
+
+
+def _moved(before: Progress, after: Progress, name: str) -> Effects:
+    deltas = () if after == before else (progress_delta(after),)
+    return Effects(deltas=deltas, counts={name: 1})
+
+
+def _check(progress: Progress, event: TrainerEvent) -> None:
+    """Raises PoisonRecordError for a word about steps or ranks that do not exist."""
+    if isinstance(event, EndOfStream):
+        return
+    if isinstance(event, Rewound):
+        if event.next_step > progress.next_step:
+            raise PoisonRecordError("unknown_step", f"{event.next_step}: only {progress.next_step} steps are cut")
+        return
+    if event.step >= progress.next_step:
+        raise PoisonRecordError("unknown_step", f"{event.step}: only {progress.next_step} steps are cut")
+    if event.rank >= event.world_size:
+        raise PoisonRecordError("unknown_rank", f"{event.rank} of a world size of {event.world_size}")

@@ -1,0 +1,130 @@
+"""What the batcher's state holds: groups, markers of closed groups, progress; and how a delta folds in.
+
+Payloads: a group's delta is a trajectory in MessagePack (so its manifest says what is pending), the others JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from rollmill.codec import JSON, decode, encode
+from rollmill.models import EventTime, Identifier, Record, SessionSpec, Trace, Trajectory
+from rollmill.stream import Delta, StateView
+from rollmill_batcher.groups import Group, GroupState
+from rollmill_batcher.progress import Progress
+
+PROGRESS = "progress"
+GROUP = "group:"
+DONE = "/done"
+
+
+class DoneGroup(Record):
+    """Marker of a closed group: names late members, and knows repeats of those it has disposed of (RULES S2)."""
+
+    group_id: Identifier
+    state: GroupState
+    sequence: NonNegativeInt
+    """Of the cut that closed it."""
+    at: EventTime
+    """Time of that cut."""
+    sessions: tuple[tuple[Identifier, PositiveInt], ...]
+    """(session, attempt) of all members whose tokens have found their end, sorted."""
+
+    def knows(self, trajectory: Trajectory) -> bool:
+        return (trajectory.session_id, trajectory.attempt) in self.sessions
+
+    def with_late(self, trajectory: Trajectory) -> DoneGroup:
+        return self.replace(sessions=tuple(sorted([*self.sessions, (trajectory.session_id, trajectory.attempt)])))
+
+
+Held = Group | DoneGroup | Progress
+
+
+def folded(key: str, value: Held | None, payload: bytes) -> Held:
+    """The new value of ``key``. Deltas of a group may come in any order."""
+    if key == PROGRESS:
+        return _progress(payload)
+    if key.endswith(DONE):
+        return _done(payload)
+    member: Trajectory = decode(Trajectory, payload)
+    group = value if isinstance(value, Group) else Group(member.group_id)
+    return group.joined(member)
+
+
+def member_delta(trajectory: Trajectory) -> Delta:
+    return Delta(group_key(trajectory.group_id), encode(slim(trajectory)))
+
+
+def progress_delta(progress: Progress) -> Delta:
+    return Delta(PROGRESS, encode(progress, JSON), replaces=True)
+
+
+def done_delta(done: DoneGroup) -> Delta:
+    return Delta(done_key(done.group_id), encode(done, JSON), replaces=True)
+
+
+def group_key(group_id: str) -> str:
+    return f"{GROUP}{group_id}"
+
+
+def done_key(group_id: str) -> str:
+    return f"{GROUP}{group_id}{DONE}"
+
+
+def progress_of(state: StateView[Held]) -> Progress:
+    value = state.get(PROGRESS)
+    return value if isinstance(value, Progress) else Progress()
+
+
+def group_of(state: StateView[Held], group_id: str) -> Group | None:
+    value = state.get(group_key(group_id))
+    return value if isinstance(value, Group) else None
+
+
+def done_of(state: StateView[Held], group_id: str) -> DoneGroup | None:
+    value = state.get(done_key(group_id))
+    return value if isinstance(value, DoneGroup) else None
+
+
+def groups(state: StateView[Held]) -> Iterator[Group]:
+    return (value for _, value in state.items() if isinstance(value, Group))
+
+
+def done_groups(state: StateView[Held]) -> Iterator[DoneGroup]:
+    return (value for _, value in state.items() if isinstance(value, DoneGroup))
+
+
+def slim(trajectory: Trajectory) -> Trajectory:
+    """Only what a step needs: ids, masks, log-probs, versions, turns and rewards; no text."""
+    spec = trajectory.spec
+    kept = SessionSpec(group_id=spec.group_id, group_size=spec.group_size, policy=spec.policy)
+    reward = trajectory.outcome_reward
+    return trajectory.model_copy(
+        update={
+            "spec": kept,
+            "error": None,
+            "output": None,
+            "excluded": (),
+            "metadata": {},
+            "evaluation": None if reward is None else {"outcome_reward": reward},
+            "traces": tuple(map(_slim_trace, trajectory.traces)),
+        }
+    )
+
+
+def _slim_trace(trace: Trace) -> Trace:
+    gone: dict[str, Any] = {"prompt_messages": None, "response_messages": None, "tools": None, "metadata": {}}
+    return trace.model_copy(update=gone)
+
+
+def _progress(payload: bytes) -> Progress:
+    progress: Progress = decode(Progress, payload)
+    return progress
+
+
+def _done(payload: bytes) -> DoneGroup:
+    done: DoneGroup = decode(DoneGroup, payload)
+    return done

@@ -1,0 +1,88 @@
+"""How far the run is: next step, newest policy, acknowledgements. Small and replaced as a whole."""
+
+from __future__ import annotations
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from rollmill.models import (
+    EndOfStream,
+    EventTime,
+    PolicyAnnouncement,
+    PolicyVersion,
+    Record,
+    Rewound,
+    StepAcknowledged,
+    TrainerEvent,
+)
+from rollmill_batcher.staleness import PolicyClock
+
+
+class Acknowledgements(Record):
+    """Steps that ranks have finished, in order. A step is acknowledged once all ranks of the trainer have."""
+
+    world_size: PositiveInt = 1
+    """Of the trainer that spoke last; it divides the batcher's."""
+    base: NonNegativeInt = 0
+    """Next step of a rank that has not spoken since the world size changed."""
+    next_steps: dict[int, int] = Field(default_factory=dict)
+    """Next step by rank."""
+
+    @property
+    def acknowledged(self) -> int:
+        """Number of steps that every rank has finished."""
+        return min(self.next_steps.get(rank, self.base) for rank in range(self.world_size))
+
+    def after(self, event: StepAcknowledged) -> Acknowledgements:
+        known = self
+        if event.world_size != self.world_size:
+            known = Acknowledgements(world_size=event.world_size, base=self.acknowledged)
+        reached = max(known.next_steps.get(event.rank, known.base), event.step + 1)
+        return known.replace(next_steps=dict(sorted({**known.next_steps, event.rank: reached}.items())))
+
+    def rewound(self, next_step: int) -> Acknowledgements:
+        """Steps from ``next_step`` on are open again (RULES A4)."""
+        return self.replace(
+            base=min(self.base, next_step),
+            next_steps={rank: min(step, next_step) for rank, step in self.next_steps.items()},
+        )
+
+
+class Progress(Record):
+    """State key ``progress``."""
+
+    next_step: NonNegativeInt = 0
+    sequence: NonNegativeInt = 0
+    """Of the next cut."""
+    policy_version: PolicyVersion = PolicyVersion()
+    forks: dict[int, int] = Field(default_factory=dict)
+    acks: Acknowledgements = Acknowledgements()
+    end_of_stream: bool = False
+    now: EventTime = 0.0
+    """Time of the last cut."""
+    last_step_at: EventTime = 0.0
+    """Time of the last cut that made a step."""
+
+    @property
+    def queued_steps(self) -> int:
+        """Steps cut and not yet acknowledged."""
+        return self.next_step - self.acks.acknowledged
+
+    @property
+    def clock(self) -> PolicyClock:
+        return PolicyClock(self.policy_version, self.queued_steps, self.forks)
+
+    def announced(self, announcement: PolicyAnnouncement) -> Progress:
+        """With the newest version by (epoch, version), in whatever order announcements come."""
+        forks, epoch = dict(self.forks), announcement.version.epoch
+        if announcement.resumed_from is not None:
+            forks[epoch] = min(forks.get(epoch, announcement.resumed_from), announcement.resumed_from)
+        newest = max(self.policy_version, announcement.version)
+        return self.replace(policy_version=newest, forks=dict(sorted(forks.items())))
+
+    def heard(self, event: TrainerEvent) -> Progress:
+        """After a word of the trainer. A rewind says that the run goes on, so it takes an end of stream back."""
+        if isinstance(event, EndOfStream):
+            return self.replace(end_of_stream=True)
+        if isinstance(event, Rewound):
+            return self.replace(acks=self.acks.rewound(event.next_step), end_of_stream=False)
+        return self.replace(acks=self.acks.after(event))

@@ -1,0 +1,72 @@
+"""What a run has decided beforehand: the constants of every cut."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from rollmill.strategies import BaseAdvantage
+from rollmill_batcher.eligibility import Gate, Treatments
+from rollmill_batcher.packing import Size
+from rollmill_batcher.staleness import PolicyClock, Staleness
+from rollmill_batcher.weights import LossWeighting
+
+MICRO_BATCH_BYTES = 6 * 2**20
+HEADER_BYTES = 2**20
+"""Together with escaping and names they stay below the 8 MiB of a record (RULES C1)."""
+
+
+@dataclass(frozen=True)
+class GroupRules:
+    """When a group is ready. ``deadline_seconds`` counts from the end of its first member."""
+
+    min_k: int = 2
+    deadline_seconds: float = 7200.0
+    close_before_stale: bool = False
+    drop_zero_variance: bool = False
+    late_window_seconds: float = 21600.0
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How rewards become the numbers of a loss. ``constant`` is the length of `LossWeighting.CONSTANT`."""
+
+    name: str
+    advantage: BaseAdvantage
+    weighting: LossWeighting = LossWeighting.TOKEN_MEAN
+    constant: float = 1024.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Everything a cut needs beside the state."""
+
+    run: str
+    policy: str
+    learning: Learning
+    groups: GroupRules = GroupRules()
+    staleness: Staleness = field(default_factory=Staleness)
+    treatments: Treatments = field(default_factory=Treatments)
+    groups_per_step: int = 8
+    steps_ahead: int = 1
+    world_size: int = 1
+    micro_batch: Size = field(default_factory=lambda: Size(16384, MICRO_BATCH_BYTES))
+    """Budget of one micro-batch: tokens, and bytes of its tensors."""
+    header_bytes: int = HEADER_BYTES
+    """Room for a step's table in every record's header; a step with more takes fewer groups."""
+    flush_seconds: float | None = None
+    seed: int = 0
+
+    def gate(self, clock: PolicyClock) -> Gate:
+        return Gate(self.treatments, self.staleness, clock, self.micro_batch.tokens, self.micro_batch.nbytes)
+
+    def seed_of(self, step: int) -> int:
+        """Of one step's randomness: a function of run, seed and step (RULES E3)."""
+        return int.from_bytes(_digest(f"{self.run}/{self.seed}/{step}", 6), "big")
+
+    def batch_id(self, step: int, sequence: int) -> str:
+        return _digest(f"{self.run}/{step}/{sequence}", 12).hex()
+
+
+def _digest(text: str, size: int) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()

@@ -1,0 +1,131 @@
+"""Settings of the batcher, from ``ROLLMILL_*``; the reason stands under each field."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from rollmill.errors import ConfigurationError, InvalidInputError
+from rollmill.models import StrategySpec
+from rollmill.settings import ServiceSettings
+from rollmill.strategies import BaseAdvantage, advantage_registry
+from rollmill.topics import TRAJECTORIES
+from rollmill_batcher.eligibility import Treatment, Treatments
+from rollmill_batcher.packing import Size
+from rollmill_batcher.rules import MICRO_BATCH_BYTES, GroupRules, Learning, Rules
+from rollmill_batcher.staleness import Staleness, StalenessAction
+from rollmill_batcher.weights import LossWeighting
+
+
+class BatcherSettings(ServiceSettings):
+    """``none`` in the environment is None."""
+
+    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True, env_parse_none_str="none")
+
+    policy: str = "policy"
+    """The one policy of the run; trajectories of another are excluded as ``other_policy`` (RULES A8)."""
+    groups_per_step: PositiveInt = 8
+    """A step waits for so many usable groups."""
+    min_k: PositiveInt = 2
+    """Graded members that make a group usable at its deadline."""
+    group_deadline_seconds: float = Field(default=7200.0, gt=0)
+    """From the end of a group's first member; then it goes with what it has, or expires. Nothing waits for ever."""
+    evaluation_seconds: float = Field(default=1800.0, gt=0)
+    """Longest evaluation deadline that sessions of the run ask for: a group must not give up before it."""
+    late_window_seconds: float = Field(default=21600.0, gt=0)
+    """How long a closed group is remembered, so that late members and repeats are named."""
+    close_before_stale: bool = False
+    """True: an open group with min_k is cut before its finished members grow stale."""
+    max_staleness: NonNegativeInt | None = 4
+    """Most versions between sampling and training, inclusive. None: no limit."""
+    staleness_action: StalenessAction = StalenessAction.DROP
+    steps_ahead: PositiveInt = 1
+    """Steps cut and not yet acknowledged: more hides latency and costs staleness."""
+    world_size: PositiveInt = 1
+    """Data-parallel ranks: partitions of ``batches`` that are written."""
+    micro_batch_tokens: PositiveInt = 16384
+    """Most tokens of a micro-batch. A longer trace is excluded as ``too_large``."""
+    advantage: str = "grpo"
+    """Registered name, or ``module:ClassName``."""
+    advantage_config: dict[str, Any] = Field(default_factory=dict)
+    """Constructor arguments of the strategy, JSON in the environment."""
+    loss_weighting: LossWeighting = LossWeighting.TOKEN_MEAN
+    loss_constant: float = Field(default=1024.0, gt=0)
+    """Length that ``constant`` divides by."""
+    drop_zero_variance: bool = False
+    """True: groups of equal rewards, which teach nothing, make room for others."""
+    on_error: Treatment = Treatments.error
+    on_timeout: Treatment = Treatments.timeout
+    on_truncated: Treatment = Treatments.truncated
+    flush_seconds: float | None = Field(default=None, gt=0)
+    """After this wait a step is cut with fewer groups. None: only at the end of the stream."""
+    seed: NonNegativeInt = 0
+    """With run and step it orders a rank's micro-batches."""
+
+    @model_validator(mode="after")
+    def _deadlines_agree(self) -> Self:
+        if self.group_deadline_seconds <= self.evaluation_seconds:
+            raise ValueError(
+                f"group_deadline_seconds {self.group_deadline_seconds} must be above evaluation_seconds "
+                f"{self.evaluation_seconds}: a group would expire while its members are still being graded"
+            )
+        if self.late_window_seconds < self.group_deadline_seconds:
+            raise ValueError(
+                f"late_window_seconds {self.late_window_seconds} must not be below group_deadline_seconds "
+                f"{self.group_deadline_seconds}: a late member would open its group again"
+            )
+        retention = int(TRAJECTORIES.config["retention.ms"]) / 1000
+        if self.group_deadline_seconds >= retention:
+            raise ValueError(
+                f"group_deadline_seconds {self.group_deadline_seconds} must be below the retention of "
+                f"{TRAJECTORIES.name}, {retention} seconds"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_have_partitions(self) -> Self:
+        if self.world_size > self.batch_partitions:
+            raise ValueError(
+                f"world_size {self.world_size} needs as many partitions of batches, not {self.batch_partitions}"
+            )
+        return self
+
+    def rules(self) -> Rules:
+        """The constants of every cut. Raises ConfigurationError."""
+        return Rules(
+            run=self.run,
+            policy=self.policy,
+            learning=Learning(self.advantage, self._strategy(), self.loss_weighting, self.loss_constant),
+            groups=self._group_rules(),
+            staleness=Staleness(self.max_staleness, self.staleness_action),
+            treatments=Treatments(self.on_error, self.on_timeout, self.on_truncated),
+            groups_per_step=self.groups_per_step,
+            steps_ahead=self.steps_ahead,
+            world_size=self.world_size,
+            micro_batch=Size(self.micro_batch_tokens, MICRO_BATCH_BYTES),
+            flush_seconds=self.flush_seconds,
+            seed=self.seed,
+        )
+
+    def _group_rules(self) -> GroupRules:
+        return GroupRules(
+            min_k=self.min_k,
+            deadline_seconds=self.group_deadline_seconds,
+            close_before_stale=self.close_before_stale,
+            drop_zero_variance=self.drop_zero_variance,
+            late_window_seconds=self.late_window_seconds,
+        )
+
+    def _strategy(self) -> BaseAdvantage:
+        try:
+            strategy = advantage_registry().create(StrategySpec(strategy=self.advantage, config=self.advantage_config))
+        except InvalidInputError as error:
+            raise ConfigurationError(str(error)) from error
+        if self.min_k < strategy.min_rollouts:
+            raise ConfigurationError(
+                f"advantage {self.advantage!r} compares at least {strategy.min_rollouts} rollouts of a group, so min_k "
+                f"{self.min_k} would only make zeros; raise min_k, or use the advantage 'none'"
+            )
+        return strategy

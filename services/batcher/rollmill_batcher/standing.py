@@ -1,0 +1,91 @@
+"""Where a group stands at a cut: the events that its members, the rules and the time make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollmill_batcher.eligibility import Gate, MemberVerdict, counts, judge
+from rollmill_batcher.groups import Group, GroupEvent, GroupState, moved
+from rollmill_batcher.rules import Rules
+
+GROUP_EXPIRED = "group_expired"
+GROUP_TOO_SMALL = "group_too_small"
+ZERO_VARIANCE = "zero_variance"
+SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a cut knows beside the group. ``closing``: no more trajectories come, every deadline has passed."""
+
+    now: float
+    gate: Gate
+    closing: bool = False
+
+
+@dataclass(frozen=True)
+class JudgedGroup:
+    """A group with its members' verdicts. ``reason``: of traces that have no reason of their own."""
+
+    group: Group
+    state: GroupState
+    members: tuple[MemberVerdict, ...]
+    reason: str | None = None
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of the members that count, in the order of their ids."""
+        return [m.reward for m in self.members if m.counts and m.reward is not None]
+
+    @property
+    def trains(self) -> bool:
+        return any(member.trained for member in self.members)
+
+    def after(self, event: GroupEvent, reason: str | None = None) -> JudgedGroup:
+        return JudgedGroup(self.group, moved(self.state, event), self.members, reason)
+
+
+def state_of(group: Group, moment: Moment, rules: Rules) -> GroupState:
+    """Open, ready or expired; staleness plays no part in it but where it makes a group close early."""
+    event = _event(group, moment, rules)
+    return GroupState.OPEN if event is None else moved(GroupState.OPEN, event)
+
+
+def grows_stale(group: Group, moment: Moment, rules: Rules) -> bool:
+    """An open group with at least min-k that this cut can still take inside the limit, and the next one not."""
+    if not rules.groups.close_before_stale or _counted(group, rules) < _min_k(group, rules):
+        return False
+    traces = [v.trace for member in group.current for v in judge(member, moment.gate).trained]
+    return any(rules.staleness.is_last_chance(moment.gate.clock.age_of(trace)) for trace in traces)
+
+
+def judged(group: Group, state: GroupState, gate: Gate) -> JudgedGroup:
+    return JudgedGroup(group, state, tuple(judge(member, gate) for member in group.current))
+
+
+def usable(ready: JudgedGroup, rules: Rules) -> JudgedGroup:
+    """``ready`` itself, or failed with the reason."""
+    if len(ready.rewards) < rules.learning.advantage.min_rollouts:
+        return ready.after(GroupEvent.UNUSABLE, GROUP_TOO_SMALL)
+    if rules.groups.drop_zero_variance and np.ptp(ready.rewards) == 0:
+        return ready.after(GroupEvent.UNUSABLE, ZERO_VARIANCE)
+    return ready if ready.trains else ready.after(GroupEvent.UNUSABLE)
+
+
+def _event(group: Group, moment: Moment, rules: Rules) -> GroupEvent | None:
+    if group.is_full:
+        return GroupEvent.FILLED
+    if not moment.closing and moment.now < group.first_end + rules.groups.deadline_seconds:
+        return None
+    enough = _counted(group, rules) >= _min_k(group, rules)
+    return GroupEvent.DEADLINE_WITH_ENOUGH if enough else GroupEvent.DEADLINE_WITH_TOO_FEW
+
+
+def _counted(group: Group, rules: Rules) -> int:
+    return sum(counts(member, rules.treatments) for member in group.current)
+
+
+def _min_k(group: Group, rules: Rules) -> int:
+    return min(rules.groups.min_k, group.size)

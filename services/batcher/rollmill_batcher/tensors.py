@@ -1,0 +1,138 @@
+"""Packed micro-batches as safetensors, in the minimal types of `rollmill.models.TENSORS` (RULES B4).
+
+No Python loop runs over tokens: arrays are joined, and only runs (versions, turns) are walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from safetensors.numpy import load, save
+
+from rollmill.codec import JSON, decode
+from rollmill.models import BatchHeader, Trace, dump_json
+
+HEADER = "header"
+TOKEN_BYTES = 4 + 1 + 4
+"""Of a token in a record: id, mask, log-prob."""
+FILLER_TOKENS = 8
+"""Longest filler: enough for a forward pass, next to nothing in time."""
+
+Array = npt.NDArray[np.generic]
+Tensors = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A trace as it goes into a micro-batch, with what its step has decided. ``row``: in the header's table."""
+
+    trace: Trace
+    row: int
+    advantage: float
+    weight: float
+
+
+def record_bytes(trace: Trace) -> int:
+    """Bytes of a trace's tensors in a record, an upper bound."""
+    tokens = len(trace.prompt_ids) + len(trace.response_ids)
+    rewarded = 0 if trace.token_rewards is None else 4 * tokens
+    runs = 12 * (len(trace.versions) + 2) + 8 * (2 * len(trace.turns) + 2)
+    return tokens * TOKEN_BYTES + rewarded + runs + 32
+
+
+def pack(lines: Sequence[Line]) -> Tensors:
+    """Tensors of one micro-batch; [T] over all tokens, trace after trace, [N] over traces, at token throughout."""
+    traces = [line.trace for line in lines]
+    lengths = [len(trace.prompt_ids) + len(trace.response_ids) for trace in traces]
+    tensors: Tensors = {
+        "input_ids": np.concatenate([part for t in traces for part in (t.prompt_ids, t.response_ids)]),
+        "loss_mask": _over_tokens(traces, np.uint8, lambda trace: trace.loss_mask),
+        "behavior_log_probs": _over_tokens(traces, np.float32, _log_probs),
+        "versions": np.array([run for trace in traces for run in _version_runs(trace)], dtype=np.int32),
+        "turn_ids": np.array([run for trace in traces for run in _turn_runs(trace)], dtype=np.int32),
+        "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
+        "prompt_lengths": np.array([len(trace.prompt_ids) for trace in traces], dtype=np.int32),
+        "trace_index": np.array([line.row for line in lines], dtype=np.int32),
+        "advantages": np.array([line.advantage for line in lines], dtype=np.float32),
+        "rewards": np.array([trace.reward or 0.0 for trace in traces], dtype=np.float32),
+        "loss_weights": np.array([line.weight for line in lines], dtype=np.float32),
+        "temperatures": np.array([_temperature(trace) for trace in traces], dtype=np.float32),
+    }
+    if any(trace.token_rewards is not None for trace in traces):
+        tensors["token_rewards"] = _over_tokens(traces, np.float32, _token_rewards)
+    return tensors
+
+
+def filler(trace: Trace) -> Line:
+    """The first tokens of ``trace`` with nothing to train in them: row -1, weight and advantage 0."""
+    ids = np.concatenate([trace.prompt_ids, trace.response_ids])[:FILLER_TOKENS]
+    idle = Trace(
+        prompt_ids=ids,
+        response_ids=np.zeros(0, np.int32),
+        loss_mask=np.zeros(0, np.uint8),
+    )
+    return Line(idle, row=-1, advantage=0.0, weight=0.0)
+
+
+def dump(header: BatchHeader, tensors: Mapping[str, Array]) -> bytes:
+    """The record: safetensors with the header as JSON in its metadata. Equal content gives equal bytes."""
+    text = dump_json(header.model_dump(mode="json")).decode()
+    return save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}, metadata={HEADER: text})
+
+
+def read(payload: bytes) -> tuple[BatchHeader, Tensors]:
+    """Header and tensors of a record."""
+    length = int.from_bytes(payload[:8], "little")
+    text = orjson.loads(payload[8 : 8 + length])["__metadata__"][HEADER]
+    header: BatchHeader = decode(BatchHeader, text.encode(), (("content-type", JSON.encode()),))
+    return header, dict(load(payload))
+
+
+def _over_tokens(
+    traces: Sequence[Trace], dtype: type[np.generic], of_response: Callable[[Trace], Array]
+) -> npt.NDArray[np.generic]:
+    """Values of the responses, zeros at the prompts."""
+    parts: list[Array] = []
+    for trace in traces:
+        parts += [np.zeros(len(trace.prompt_ids), dtype), of_response(trace)]
+    return np.concatenate(parts).astype(dtype, copy=False)
+
+
+def _log_probs(trace: Trace) -> Array:
+    if trace.response_logprobs is None:
+        return np.zeros(len(trace.response_ids), np.float32)
+    return np.where(trace.loss_mask, trace.response_logprobs, np.float32(0.0))
+
+
+def _token_rewards(trace: Trace) -> Array:
+    return np.zeros(len(trace.response_ids), np.float32) if trace.token_rewards is None else trace.token_rewards
+
+
+def _version_runs(trace: Trace) -> list[tuple[int, int, int]]:
+    """(epoch, version, length) over prompt and response; context is (-1, -1)."""
+    runs = [(-1, -1, len(trace.prompt_ids))]
+    runs += [(*(version or (-1, -1)), length) for version, length in trace.versions]
+    if not trace.versions:
+        runs.append((-1, -1, len(trace.response_ids)))
+    return [run for run in runs if run[2]]
+
+
+def _turn_runs(trace: Trace) -> list[tuple[int, int]]:
+    """(turn, length) over prompt and response; everything that no turn sampled is -1."""
+    runs: list[tuple[int, int]] = []
+    position = -len(trace.prompt_ids)
+    for number, turn in enumerate(trace.turns):
+        runs += [(-1, turn.start - position), (number, turn.stop - turn.start)]
+        position = turn.stop
+    runs.append((-1, len(trace.response_ids) - position))
+    return [run for run in runs if run[1]]
+
+
+def _temperature(trace: Trace) -> float:
+    """Of the first trained turn that knows it; 0.0 is unknown."""
+    known = (turn.temperature for turn in trace.turns if turn.trained and turn.temperature is not None)
+    return next(known, 0.0)

@@ -130,6 +130,8 @@ class Rewound(Record):
     type: Literal["rewound"] = "rewound"
     run: Identifier
     next_step: NonNegativeInt
+    rank: NonNegativeInt | None = None
+    """The rank that went back; None is all of them. Ranks start at different times, each speaks for itself."""
     at: EventTime
 
 

@@ -1,0 +1,28 @@
+"""The trainer's side: steps of batches come in, acknowledgements and policy versions go out.
+
+In: ``batches`` (one partition per data-parallel rank), ``policies``. Out: ``outcomes`` and ``acks`` with the position
+in one transaction per step, and ``policies``. State: the position after the last acknowledged step, committed and in
+the trainer's own checkpoint (`BatchStream.state_dict`). After a crash the steps that were not acknowledged come again,
+bit-identical.
+
+The import needs no torch; handing tensors over does (``pip install rollmill[trainer]``).
+"""
+
+from rollmill.trainer.gate import StaleAction
+from rollmill.trainer.layouts import PackedArrays, PaddedArrays
+from rollmill.trainer.micro_batch import MicroBatch, PaddedMicroBatch
+from rollmill.trainer.publisher import PolicyPublisher
+from rollmill.trainer.step import Step
+from rollmill.trainer.stream import BatchStream, NoBatch
+
+__all__ = [
+    "BatchStream",
+    "MicroBatch",
+    "NoBatch",
+    "PackedArrays",
+    "PaddedArrays",
+    "PaddedMicroBatch",
+    "PolicyPublisher",
+    "StaleAction",
+    "Step",
+]

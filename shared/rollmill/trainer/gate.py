@@ -1,0 +1,84 @@
+"""The staleness gate at hand-over: the same verdict on every rank, without communication (RULES A3, R2).
+
+Every rank's header holds the whole step's table, so each rank clears the same traces and computes the same sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rollmill.models import BatchHeader, Denominators, PolicyVersion, TraceRow, staleness
+
+CONSTANT = "constant"
+
+
+class StaleAction(StrEnum):
+    """What happens to traces older than the limit: they alone are cleared, or the whole step is dropped."""
+
+    MASK = "mask"
+    DROP_STEP = "drop_step"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What of a step is trained."""
+
+    version: PolicyVersion
+    """The version that the step was judged against."""
+    kept: tuple[bool, ...]
+    """Per row of the header's table."""
+    denominators: Denominators
+    """Step-wide sums over the kept rows."""
+
+    @property
+    def empty(self) -> bool:
+        return not self.denominators.tokens
+
+    @property
+    def cleared(self) -> int:
+        """Number of traces cleared on all ranks."""
+        return self.kept.count(False)
+
+
+def judge(
+    header: BatchHeader, current: PolicyVersion, forks: Mapping[int, int], action: StaleAction = StaleAction.MASK
+) -> Verdict:
+    """The step of ``header`` seen by a trainer that holds ``current``. The limit is inclusive.
+
+    ``forks``: the version from which each later epoch went on; it must know all epochs up to the current one.
+    """
+    fresh = [_is_fresh(header, row, current, forks) for row in header.table]
+    if all(fresh):
+        return Verdict(current, tuple(fresh), header.denominators)
+    kept = fresh if action is StaleAction.MASK else [False] * len(fresh)
+    rows = [row for row, keep in zip(header.table, kept, strict=True) if keep]
+    return Verdict(current, tuple(kept), denominators(rows, header.loss_weighting))
+
+
+def _is_fresh(header: BatchHeader, row: TraceRow, current: PolicyVersion, forks: Mapping[int, int]) -> bool:
+    limit = header.max_staleness
+    return limit is None or staleness(row.oldest, current, forks) <= limit
+
+
+def denominators(rows: Sequence[TraceRow], loss_weighting: str) -> Denominators:
+    """Sums over rows of a table; exact, so their order does not matter.
+
+    With the weighting ``constant`` (Dr. GRPO) the loss is divided by the number of rollouts (RULES A1).
+    """
+    rollouts = len({(row.session_id, row.attempt) for row in rows})
+    weighted = math.fsum(row.loss_weight * row.mask_sum for row in rows)
+    return Denominators(
+        tokens=sum(row.mask_sum for row in rows),
+        weighted_tokens=float(rollouts) if loss_weighting == CONSTANT else weighted,
+        rollouts=rollouts,
+        groups=len({row.group_id for row in rows}),
+    )
+
+
+def unknown_epochs(header: BatchHeader, current: PolicyVersion, forks: Mapping[int, int]) -> list[int]:
+    """Epochs whose fork point the gate needs and nobody has told."""
+    oldest = min((row.oldest.epoch for row in header.table), default=current.epoch)
+    return [epoch for epoch in range(oldest + 1, current.epoch + 1) if epoch not in forks]

@@ -1,0 +1,148 @@
+"""From the wire's packed, minimal arrays to what a trainer computes with: widened, packed or padded. Pure numpy.
+
+"At token" everywhere: value *i* belongs to token *i*. Nothing here loops over tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rollmill.trainer.wire import WireBatch
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class PackedArrays:
+    """N traces laid end to end, T tokens in all. Trace *n* is ``cu_seqlens[n]:cu_seqlens[n + 1]``."""
+
+    input_ids: npt.NDArray[np.int64]
+    """[T]"""
+    position_ids: npt.NDArray[np.int64]
+    """[T], counts from 0 in each trace."""
+    cu_seqlens: npt.NDArray[np.int32]
+    """[N + 1], from 0 to T."""
+    max_seqlen: int
+    """Tokens of the longest trace."""
+    loss_mask: npt.NDArray[np.bool_]
+    """[T], true = sampled by the policy and trained in this step."""
+    behavior_log_probs: npt.NDArray[np.float32]
+    """[T], under the policy that sampled the token; 0.0 at context."""
+    advantages: npt.NDArray[np.float32]
+    """[T], the trace's advantage at each of its tokens."""
+    loss_weight: npt.NDArray[np.float32]
+    """[T], weight of the token in the step's loss; 0.0 wherever the mask is false."""
+    versions: npt.NDArray[np.int32]
+    """[T, 2], epoch and version that sampled the token; (-1, -1) at context."""
+    temperatures: npt.NDArray[np.float32]
+    """[T], sampling temperature of the trace; 0.0 = unknown."""
+    turn_ids: npt.NDArray[np.int32]
+    """[T], turn that sampled the token; -1 at context."""
+    prompt_lengths: npt.NDArray[np.int32]
+    """[N]"""
+    rewards: npt.NDArray[np.float32]
+    """[N]"""
+    trace_index: npt.NDArray[np.int32]
+    """[N], row of the trace in the header's table; -1 in a filler."""
+    token_rewards: npt.NDArray[np.float32] | None = None
+    """[T]; None where no token has a reward of its own."""
+
+
+@dataclass(frozen=True)
+class PaddedArrays:
+    """The same traces as rows of [N, S], S = tokens of the longest. Padding has mask false and weight 0.0."""
+
+    input_ids: npt.NDArray[np.int64]
+    attention_mask: npt.NDArray[np.int64]
+    """[N, S], 1 = a token, 0 = padding."""
+    position_ids: npt.NDArray[np.int64]
+    """[N, S], counts from 0 at the first token of each row; 0 at padding."""
+    loss_mask: npt.NDArray[np.bool_]
+    behavior_log_probs: npt.NDArray[np.float32]
+    advantages: npt.NDArray[np.float32]
+    loss_weight: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
+    """[N, S, 2]; (-1, -1) at context and padding."""
+    temperatures: npt.NDArray[np.float32]
+    turn_ids: npt.NDArray[np.int32]
+    """[N, S]; -1 at context and padding."""
+    lengths: npt.NDArray[np.int32]
+    """[N]"""
+    prompt_lengths: npt.NDArray[np.int32]
+    rewards: npt.NDArray[np.float32]
+    trace_index: npt.NDArray[np.int32]
+    token_rewards: npt.NDArray[np.float32] | None = None
+
+
+def pack(batch: WireBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
+    """Widened packed arrays. ``kept`` [N]: false clears the trace's mask and weights, its tokens stay as they are.
+
+    What needs no widening is a view of the message's own bytes.
+    """
+    lengths = np.diff(batch.cu_seqlens)
+    loss_mask = batch.loss_mask.view(np.bool_)
+    if not kept.all():
+        loss_mask = loss_mask & np.repeat(kept, lengths)
+    return PackedArrays(
+        input_ids=batch.input_ids.astype(np.int64),
+        position_ids=_positions(batch.cu_seqlens, lengths),
+        cu_seqlens=batch.cu_seqlens,
+        max_seqlen=int(lengths.max(initial=0)),
+        loss_mask=loss_mask,
+        behavior_log_probs=batch.behavior_log_probs,
+        advantages=np.repeat(batch.advantages, lengths),
+        loss_weight=np.repeat(batch.loss_weights, lengths) * loss_mask,
+        versions=np.repeat(batch.versions[:, :2], batch.versions[:, 2], axis=0),
+        temperatures=np.repeat(batch.temperatures, lengths),
+        turn_ids=np.repeat(batch.turn_ids[:, 0], batch.turn_ids[:, 1]),
+        prompt_lengths=batch.prompt_lengths,
+        rewards=batch.rewards,
+        trace_index=batch.trace_index,
+        token_rewards=batch.token_rewards,
+    )
+
+
+def _positions(cu_seqlens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    starts = np.repeat(cu_seqlens[:-1].astype(np.int64), lengths)
+    return np.arange(len(starts), dtype=np.int64) - starts
+
+
+def pad(packed: PackedArrays, side: Side = "right", pad_token_id: int = 0) -> PaddedArrays:
+    """Rows padded on the right or on the left."""
+    lengths = np.diff(packed.cu_seqlens)
+    inside = _inside(lengths, packed.max_seqlen, side)
+
+    def rows(values: npt.NDArray[Any], fill: float = 0) -> npt.NDArray[Any]:
+        padded = np.full((*inside.shape, *values.shape[1:]), fill, dtype=values.dtype)
+        padded[inside] = values
+        return padded
+
+    return PaddedArrays(
+        input_ids=rows(packed.input_ids, pad_token_id),
+        attention_mask=inside.astype(np.int64),
+        position_ids=rows(packed.position_ids),
+        loss_mask=rows(packed.loss_mask),
+        behavior_log_probs=rows(packed.behavior_log_probs),
+        advantages=rows(packed.advantages),
+        loss_weight=rows(packed.loss_weight),
+        versions=rows(packed.versions, -1),
+        temperatures=rows(packed.temperatures),
+        turn_ids=rows(packed.turn_ids, -1),
+        lengths=lengths,
+        prompt_lengths=packed.prompt_lengths,
+        rewards=packed.rewards,
+        trace_index=packed.trace_index,
+        token_rewards=None if packed.token_rewards is None else rows(packed.token_rewards),
+    )
+
+
+def _inside(lengths: npt.NDArray[np.int32], width: int, side: Side) -> npt.NDArray[np.bool_]:
+    """[N, S], true where a row has a token. Row by row its true places are the packed order on both sides."""
+    if side not in ("left", "right"):
+        raise ValueError(f"side is 'left' or 'right', not {side!r}")
+    columns = np.arange(width)
+    return columns < lengths[:, None] if side == "right" else columns >= width - lengths[:, None]

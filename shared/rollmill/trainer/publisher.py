@@ -1,0 +1,125 @@
+"""`PolicyPublisher`: the trainer's word that every engine has loaded a version (RULES R1)."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rollmill.errors import InvalidInputError
+from rollmill.kafka.clients import KafkaClients
+from rollmill.models import PolicyAnnouncement, PolicyVersion
+from rollmill.settings import KafkaSettings
+from rollmill.telemetry.clock import Clock, SystemClock
+from rollmill.topics import POLICIES
+from rollmill.trainer.acknowledging import outgoing
+from rollmill.trainer.loop import LoopThread
+from rollmill.trainer.policies import PolicyHistory, read_history
+from rollmill.trainer.writer import TransactionalWriter
+
+
+class PolicyPublisher:
+    """Announces versions of one policy, from one process of the trainer (rank 0).
+
+    Every method returns once Kafka has acknowledged. Starting a second publisher of the policy fences the first.
+    """
+
+    def __init__(
+        self,
+        policy: str = "policy",
+        run: str | None = None,
+        settings: KafkaSettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings or KafkaSettings()
+        self._policy = policy
+        self._run = run or self._settings.run
+        self._clock = clock or SystemClock()
+        self._clients = KafkaClients(self._settings)
+        name = f"{self._settings.prefix}policy.{policy}"
+        self._writer = TransactionalWriter(self._clients, name, self._settings.transaction_timeout_ms)
+        self._loop = LoopThread(f"rollmill-policy-{policy}")
+        self._known: PolicyHistory | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest announced version; (0, 0) before the first."""
+        return self._history.newest or PolicyVersion()
+
+    def announce(self, version: PolicyVersion | int) -> PolicyVersion:
+        """Say what the engines hold, e.g. at the start; the newest version again is already said.
+
+        A plain number is a version of the newest epoch. Raises InvalidInputError for an older version.
+        """
+        wanted = self._full(version)
+        if wanted == self._history.newest:
+            return wanted
+        return self._write(wanted)
+
+    def update(self, version: PolicyVersion | int) -> PolicyVersion:
+        """Announce that all engines have loaded new weights. Raises InvalidInputError unless the version is newer."""
+        wanted = self._full(version)
+        if wanted == self._history.newest:
+            raise InvalidInputError(f"version {wanted} is announced already; other weights need another number")
+        return self._write(wanted)
+
+    def resume(self, version: int, epoch: int | None = None) -> PolicyVersion:
+        """A new epoch after loading a checkpoint of ``version``: all that was announced above it is another policy.
+
+        ``epoch``: None takes the next. Raises InvalidInputError for an epoch that has begun before.
+        """
+        newest = self.version.epoch
+        wanted = PolicyVersion(newest + 1 if epoch is None else epoch, version)
+        if wanted.epoch <= newest:
+            raise InvalidInputError(
+                f"epoch {wanted.epoch} of policy {self._policy!r} has begun; the next is {newest + 1}"
+            )
+        return self._write(wanted, resumed_from=version)
+
+    def close(self) -> None:
+        if self._known is not None:
+            self._loop.call(self._writer.close())
+        self._loop.close()
+
+    @property
+    def _history(self) -> PolicyHistory:
+        if self._known is None:
+            self._known = self._loop.call(self._open())
+        return self._known
+
+    async def _open(self) -> PolicyHistory:
+        # In this order: starting the producer ends what a predecessor left open, so that the reading sees its end.
+        await self._writer.start()
+        return await read_history(self._clients, self._settings, self._policy, self._writer.deadline_seconds)
+
+    def _full(self, version: PolicyVersion | int) -> PolicyVersion:
+        return PolicyVersion(self.version.epoch, version) if isinstance(version, int) else PolicyVersion(*version)
+
+    def _write(self, version: PolicyVersion, *, resumed_from: int | None = None) -> PolicyVersion:
+        self._refuse_backwards(version, resumed_from)
+        announcement = PolicyAnnouncement(
+            policy=self._policy, version=version, resumed_from=resumed_from, run=self._run, at=self._clock.now()
+        )
+        self._loop.call(self._writer.write([outgoing(POLICIES, self._policy, announcement, self._settings)]))
+        self._known = self._history.adding(announcement)
+        return version
+
+    def _refuse_backwards(self, version: PolicyVersion, resumed_from: int | None) -> None:
+        newest = self._history.newest
+        if newest is None or resumed_from is not None:
+            return
+        if version.epoch != newest.epoch:
+            raise InvalidInputError(
+                f"epoch {version.epoch} is not the running epoch {newest.epoch}; a checkpoint needs resume()"
+            )
+        if version < newest:
+            raise InvalidInputError(
+                f"version {version} is older than {newest}; after loading a checkpoint call resume()"
+            )

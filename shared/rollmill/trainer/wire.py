@@ -1,0 +1,124 @@
+"""A micro-batch as it lies in a Kafka record: safetensors, header and arrays read without a copy.
+
+Layout of the format: 8 bytes little-endian length of a JSON object, the object, then the raw tensors. The object maps
+each tensor's name to dtype, shape and byte range; ``__metadata__`` holds texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from pydantic import ValidationError
+
+from rollmill.errors import PoisonRecordError
+from rollmill.models import TENSORS, BatchHeader
+
+HEADER = "header"
+OPTIONAL = frozenset({"token_rewards"})
+DTYPES = {"I32": "int32", "U8": "uint8", "F32": "float32"}
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class WireBatch:
+    """Header and arrays of one micro-batch; dtypes, shapes and meanings as in `rollmill.models.TENSORS`.
+
+    The arrays are read-only views of the message's own bytes.
+    """
+
+    header: BatchHeader
+    input_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8]
+    behavior_log_probs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
+    cu_seqlens: npt.NDArray[np.int32]
+    prompt_lengths: npt.NDArray[np.int32]
+    trace_index: npt.NDArray[np.int32]
+    advantages: npt.NDArray[np.float32]
+    rewards: npt.NDArray[np.float32]
+    loss_weights: npt.NDArray[np.float32]
+    temperatures: npt.NDArray[np.float32]
+    turn_ids: npt.NDArray[np.int32]
+    token_rewards: npt.NDArray[np.float32] | None = None
+
+
+def read_batch(value: bytes) -> WireBatch:
+    """The micro-batch in a record's value.
+
+    Raises PoisonRecordError ``malformed`` (no safetensors), or ``invalid`` (a tensor is missing, has another dtype or
+    shape than `TENSORS` says, or the header is refused by its model).
+    """
+    layout, data = _split(value)
+    header = _header(layout.pop("__metadata__", {}))
+    arrays = {name: _view(name, layout[name], data) for name in TENSORS if name in layout}
+    missing = set(TENSORS) - OPTIONAL - set(arrays)
+    if missing:
+        raise PoisonRecordError("invalid", f"tensors are missing: {', '.join(sorted(missing))}")
+    batch = WireBatch(header=header, **arrays)
+    _check(batch)
+    return batch
+
+
+def _split(value: bytes) -> tuple[dict[str, Any], memoryview]:
+    size = int.from_bytes(value[:_LENGTH_BYTES], "little")
+    body = memoryview(value)[_LENGTH_BYTES:]
+    try:
+        layout = orjson.loads(body[:size])
+    except orjson.JSONDecodeError as error:
+        raise PoisonRecordError("malformed", f"not safetensors: {error}") from error
+    if not isinstance(layout, dict):
+        raise PoisonRecordError("malformed", "not safetensors: its first part is no JSON object")
+    return layout, body[size:]
+
+
+def _header(metadata: Mapping[str, str]) -> BatchHeader:
+    try:
+        return BatchHeader.model_validate_json(metadata.get(HEADER, ""))
+    except ValidationError as error:
+        raise PoisonRecordError("invalid", f"the batch header is refused: {error}") from error
+
+
+def _view(name: str, entry: Mapping[str, Any], data: memoryview) -> npt.NDArray[Any]:
+    wanted = TENSORS[name][0].split()[0]
+    if DTYPES.get(entry["dtype"]) != wanted:
+        raise PoisonRecordError("invalid", f"{name} has dtype {entry['dtype']}, {wanted} is expected")
+    start, stop = entry["data_offsets"]
+    flat = np.frombuffer(data[start:stop], dtype=np.dtype(wanted).newbyteorder("<"))
+    try:
+        return flat.reshape(entry["shape"])
+    except ValueError as error:
+        raise PoisonRecordError("malformed", f"{name}: {error}") from error
+
+
+def _check(batch: WireBatch) -> None:
+    for name, (wanted, _) in TENSORS.items():
+        array = getattr(batch, name)
+        if array is not None and not _fits(array.shape, wanted, batch):
+            raise PoisonRecordError("invalid", f"{name} has shape {array.shape}, {wanted} is expected")
+    if batch.loss_mask.max(initial=0) > 1:
+        raise PoisonRecordError("invalid", "a value of loss_mask is neither 0 nor 1")
+    if not _bounds_hold(batch):
+        raise PoisonRecordError("invalid", "cu_seqlens, runs or trace_index point outside the batch")
+
+
+def _fits(shape: tuple[int, ...], wanted: str, batch: WireBatch) -> bool:
+    known = {"T": len(batch.input_ids), "N": len(batch.cu_seqlens) - 1, "N + 1": len(batch.cu_seqlens)}
+    sizes = wanted.partition("[")[2].rstrip("]").split(", ")
+    expected = [known.get(size, int(size) if size.isdigit() else None) for size in sizes]
+    return len(shape) == len(expected) and all(
+        size is None or size == actual for size, actual in zip(expected, shape, strict=True)
+    )
+
+
+def _bounds_hold(batch: WireBatch) -> bool:
+    """Sequences tile [T], runs cover [T], and every trace names a row of the table (-1: a filler's)."""
+    tokens, bounds = len(batch.input_ids), batch.cu_seqlens
+    tiled = bool(bounds[0] == 0 and bounds[-1] == tokens and (np.diff(bounds) >= 0).all())
+    covered = all(int(runs[:, -1].sum()) == tokens for runs in (batch.versions, batch.turn_ids))
+    rows = batch.trace_index
+    return tiled and covered and bool((rows >= -1).all() and (rows < len(batch.header.table)).all())

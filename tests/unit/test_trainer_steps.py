@@ -1,0 +1,150 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rollmill.errors import ConfigurationError, FatalError
+from rollmill.models import Disposition, PolicyVersion
+from rollmill.settings import KafkaSettings
+from rollmill.testing.batches import SampleTrace, Steps, step_values
+from rollmill.topics import ACKS, OUTCOMES
+from rollmill.trainer.acknowledging import closing_records, outcomes
+from rollmill.trainer.assembly import Expectation, StepAssembler, StepRecords
+from rollmill.trainer.gate import judge
+from rollmill.trainer.state import StreamState
+from rollmill.trainer.step import Step
+from rollmill.trainer.wire import read_batch
+
+A = SampleTrace("a", version=PolicyVersion(0, 1))
+B = SampleTrace("b", version=PolicyVersion(0, 4), weight=0.5)
+C = SampleTrace("c", version=PolicyVersion(0, 4))
+RANKS: Steps = [[[A, B], []], [[C], []]]
+
+
+def assembler(rank: int = 0, world_size: int = 2, *, run: str = "run", next_step: int = 0) -> StepAssembler:
+    return StepAssembler(Expectation(run, "policy", rank, world_size), next_step)
+
+
+def assembled(rank: int = 0) -> StepRecords:
+    first, second = step_values(0, RANKS, max_staleness=2)[rank]
+    collecting = assembler(rank)
+    assert collecting.feed(40, read_batch(first)) is None
+    whole = collecting.feed(41, read_batch(second))
+    assert whole is not None
+    return whole
+
+
+def step(version: int, rank: int = 0) -> Step:
+    records = assembled(rank)
+    return Step(records, judge(records.header, PolicyVersion(0, version), {}), lambda _: None)
+
+
+def test_a_step_is_whole_when_its_last_micro_batch_is_there() -> None:
+    records = assembled()
+    assert len(records.batches) == 2
+    assert records.next_offset == 42
+
+
+@pytest.mark.parametrize(
+    ("awaited", "offered", "micro_batch"), [(1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=["repeated", "gap", "no beginning"]
+)
+def test_a_missing_or_repeated_record_is_fatal(awaited: int, offered: int, micro_batch: int) -> None:
+    value = step_values(offered, RANKS)[0][micro_batch]
+    with pytest.raises(FatalError, match=rf"offset 3 holds micro-batch {micro_batch} of step {offered}"):
+        assembler(next_step=awaited).feed(3, read_batch(value))
+
+
+def test_two_batches_are_never_mixed_to_a_step() -> None:
+    collecting = assembler()
+    collecting.feed(0, read_batch(step_values(0, RANKS)[0][0]))
+    with pytest.raises(FatalError, match="position is wrong"):
+        collecting.feed(1, read_batch(step_values(0, RANKS, batch_id="another")[0][1]))
+
+
+def test_batches_of_another_world_size_run_or_policy_are_refused() -> None:
+    batch = read_batch(step_values(0, RANKS)[0][0])
+    with pytest.raises(ConfigurationError, match="cut for world size 2, this trainer has 1: start it with 2 ranks"):
+        assembler(world_size=1).feed(0, batch)
+    with pytest.raises(ConfigurationError, match="run 'run', this stream reads run 'mine'"):
+        assembler(run="mine").feed(0, batch)
+    with pytest.raises(ConfigurationError, match="rank 0"):
+        assembler(rank=1).feed(0, batch)
+
+
+def test_a_filler_trains_nothing_and_says_so() -> None:
+    trained, filler = step(4)
+    assert (trained.filler, filler.filler) == (False, True)
+    assert filler.input_ids.tolist() == [1, 2]
+    assert not filler.loss_mask.any()
+    assert not filler.loss_weight.any()
+
+
+def test_the_gate_clears_the_stale_trace_and_its_share_of_the_denominator() -> None:
+    kept, cleared = step(3), step(4)
+    assert kept.denominator == 3 + 1.5 + 3
+    assert cleared.denominator == 1.5 + 3
+    assert np.flatnonzero(cleared.arrays[0].loss_mask).tolist() == [7, 8, 9]
+    assert step(4, rank=1).denominator == cleared.denominator
+
+
+def test_the_loss_over_all_ranks_has_unit_weight() -> None:
+    weights = sum(float(packed.loss_weight.sum()) for rank in (0, 1) for packed in step(4, rank).arrays)
+    assert weights / step(4).denominator == 1.0
+
+
+def test_each_rank_writes_the_outcomes_of_its_own_traces() -> None:
+    records = assembled()
+    verdict = judge(records.header, PolicyVersion(0, 4), {})
+    stale, trained = outcomes(records.header, verdict, at=1.0)
+    assert (stale.session_id, stale.disposition, stale.reason) == ("a", Disposition.EXCLUDED, "stale_at_hand_over")
+    assert (trained.session_id, trained.disposition, trained.batch_id) == ("b", Disposition.TRAINED, "batch-0")
+    assert (stale.units, trained.units) == (A.units, B.units)
+    assert stale.batch_id is None
+    assert trained.reason is None
+
+
+def test_outcome_ids_do_not_depend_on_the_time() -> None:
+    records = assembled()
+    verdict = judge(records.header, PolicyVersion(0, 4), {})
+    first, second = ([item.outcome_id for item in outcomes(records.header, verdict, at)] for at in (1.0, 2.0))
+    assert first == second
+
+
+def test_closing_a_step_writes_outcomes_and_one_acknowledgement() -> None:
+    records = assembled()
+    settings = KafkaSettings(prefix="p.", partitions=4)
+    written = closing_records(records.header, judge(records.header, PolicyVersion(0, 4), {}), 1.0, settings)
+    assert [item.topic for item in written] == [
+        OUTCOMES.full_name("p."),
+        OUTCOMES.full_name("p."),
+        ACKS.full_name("p."),
+    ]
+    assert {item.headers for item in written} == {(("content-type", b"application/json"),)}
+    assert written[-1].partition == 0
+
+
+STATE = StreamState(run="run", epoch=1, next_step=3, offsets={"0": 17}, world_size=2)
+
+
+def test_a_state_survives_as_plain_json_values() -> None:
+    assert STATE.dump() == {"run": "run", "epoch": 1, "next_step": 3, "offsets": {"0": 17}, "world_size": 2}
+    assert StreamState.read(STATE.dump()) == STATE
+    assert STATE.check(run="run", world_size=2, partition=0) == 17
+
+
+def test_a_state_of_another_stream_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="world size 2, this trainer has 4"):
+        STATE.check(run="run", world_size=4, partition=0)
+    with pytest.raises(ConfigurationError, match="belongs to rank 0, this is rank 1"):
+        STATE.check(run="run", world_size=2, partition=1)
+    with pytest.raises(ConfigurationError, match="run 'run'"):
+        STATE.check(run="another", world_size=2, partition=0)
+    with pytest.raises(ConfigurationError, match="no state of a batch stream"):
+        StreamState.read({"step": 3})
+
+
+def test_the_sdk_imports_without_torch() -> None:
+    program = "import sys; sys.modules['torch'] = None; import rollmill.trainer; print('imported')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "imported\n"

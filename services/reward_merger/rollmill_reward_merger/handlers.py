@@ -16,6 +16,7 @@ from rollmill_reward_merger.held import (
     Built,
     Closed,
     Held,
+    fingerprint,
     fold,
     key_of,
     pack_closed,
@@ -26,9 +27,6 @@ from rollmill_reward_merger.held import (
 from rollmill_reward_merger.merging import is_timer
 from rollmill_reward_merger.revisions import beginnings, revisions
 from rollmill_reward_merger.timers import Timer, Watch, Windows, answers_to, is_asked
-
-IDENTITY = ("evaluator", "supersedes", "final", "outcome_reward", "trace_rewards", "not_graded", "components")
-"""What must be equal for an id to be the same evaluation again: what it says, not when or how fast it was said."""
 
 MAX_EVALUATIONS = 256
 """Of one session: every one makes a revision, and every revision carries all before it."""
@@ -121,7 +119,7 @@ def _evaluation(state: StateView[Held], evaluation: Evaluation) -> Effects:
     said = answers_to(state, key)
     earlier = next((item for item in said if item.evaluation_id == evaluation.evaluation_id), None)
     if earlier is not None:
-        return _said_again(earlier, evaluation)
+        return _said_again(evaluation, same=fingerprint(earlier) == fingerprint(evaluation))
     if _closing(said) is not None:
         return _late(evaluation)
     _refuse_too_many(said, evaluation)
@@ -182,7 +180,7 @@ def _close(
     emits: tuple[Emit, ...],
     counts: Mapping[str, int],
 ) -> Effects:
-    known = tuple(short_hash(item.evaluation_id.encode()) for item in said if not is_timer(item))
+    known = tuple(fingerprint(item) for item in said if not is_timer(item))
     marker = Delta(key + CLOSED_OF, pack_closed(Closed(closing.at, digest, known)), replaces=True)
     ends = (key, key + EVALUATIONS_OF)
     return Effects(emits=emits, deltas=(marker,), ends=ends, counts={**counts, "revisions_closed": 1})
@@ -191,9 +189,8 @@ def _close(
 def _after_the_end(key: str, marker: Closed, evaluation: Evaluation) -> Effects:
     if is_asked(evaluation, Timer.FORGOTTEN):
         return Effects(ends=(key + CLOSED_OF,), counts={"markers_forgotten": 1})
-    if marker.knows(evaluation.evaluation_id):
-        return Effects(counts={"duplicates": 1})
-    return _late(evaluation)
+    same = marker.recall(evaluation)
+    return _late(evaluation) if same is None else _said_again(evaluation, same=same)
 
 
 def _late(evaluation: Evaluation) -> Effects:
@@ -207,8 +204,8 @@ def _late(evaluation: Evaluation) -> Effects:
     )
 
 
-def _said_again(earlier: Evaluation, evaluation: Evaluation) -> Effects:
-    if is_timer(evaluation) or all(getattr(earlier, name) == getattr(evaluation, name) for name in IDENTITY):
+def _said_again(evaluation: Evaluation, *, same: bool) -> Effects:
+    if same or is_timer(evaluation):
         return Effects(counts={"duplicates": 1})
     raise PoisonRecordError(
         "conflict",

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 from rollmill.codec import MSGPACK, decode, encode
-from rollmill.models import Evaluation, Trajectory
+from rollmill.models import Evaluation, Trajectory, dump_json
 
 EVALUATIONS_OF = "/evaluations"
 CLOSED_OF = "/closed"
@@ -19,6 +19,8 @@ CLOSED_OF = "/closed"
 HASH = 8
 """Bytes of a hash in a marker."""
 AT = struct.Struct("<d")
+
+IDENTITY = ("evaluator", "supersedes", "final", "outcome_reward", "trace_rewards", "not_graded", "components")
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,13 @@ class Closed:
     digest: bytes
     """Of the built trajectory."""
     known: tuple[bytes, ...]
-    """Hashes of the evaluation ids that came in time."""
+    """Of each evaluation that came in time: hash of its id, then hash of what it says."""
 
-    def knows(self, evaluation_id: str) -> bool:
-        return short_hash(evaluation_id.encode()) in self.known
+    def recall(self, evaluation: Evaluation) -> bool | None:
+        """True: it came before. False: its id came before, saying something else. None: its id is new."""
+        name = short_hash(evaluation.evaluation_id.encode())
+        said = next((item for item in self.known if item.startswith(name)), None)
+        return None if said is None else said == fingerprint(evaluation)
 
 
 Held = Built | Answers | Closed
@@ -58,6 +63,12 @@ def key_of(record: Trajectory | Evaluation) -> str:
 
 def short_hash(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=HASH).digest()
+
+
+def fingerprint(evaluation: Evaluation) -> bytes:
+    """Hash of the id, then hash of what it says: that, and not when or how fast it was said, is its identity."""
+    content = [getattr(evaluation, name) for name in IDENTITY]
+    return short_hash(evaluation.evaluation_id.encode()) + short_hash(dump_json(content))
 
 
 def fold(key: str, value: Held | None, payload: bytes) -> Held:
@@ -83,6 +94,6 @@ def pack_closed(closed: Closed) -> bytes:
 
 
 def unpack_closed(payload: bytes) -> Closed:
-    hashes = payload[AT.size :]
-    parts = tuple(hashes[start : start + HASH] for start in range(0, len(hashes), HASH))
-    return Closed(AT.unpack_from(payload)[0], parts[0], parts[1:])
+    digest, known = payload[AT.size : AT.size + HASH], payload[AT.size + HASH :]
+    parts = tuple(known[start : start + 2 * HASH] for start in range(0, len(known), 2 * HASH))
+    return Closed(AT.unpack_from(payload)[0], digest, parts)

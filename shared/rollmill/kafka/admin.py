@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -13,6 +14,9 @@ from rollmill.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import REGISTRY, Topic
 
+LOOKS = 300
+LOOK_SECONDS = 0.1
+
 
 async def apply_topics(settings: KafkaSettings, topics: Iterable[Topic] = REGISTRY) -> list[str]:
     """Create the missing topics of a prefix, then verify all. Returns the full names created."""
@@ -20,6 +24,7 @@ async def apply_topics(settings: KafkaSettings, topics: Iterable[Topic] = REGIST
     await admin.start()
     try:
         created = await _create_missing(admin, settings, list(topics))
+        await _until_known(admin, created)
         await _verify(admin, settings, list(topics))
     finally:
         await admin.close()
@@ -51,6 +56,14 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: KafkaSettings, t
     if new:
         _raise_failures(await admin.create_topics(new))
     return [topic.full_name(settings.prefix) for topic in missing]
+
+
+async def _until_known(admin: AIOKafkaAdminClient, names: list[str]) -> None:
+    """A created topic is the controller's knowledge first; the broker that we ask learns of it a moment later."""
+    for _ in range(LOOKS if names else 0):
+        if all(item["partitions"] for item in await admin.describe_topics(names)):
+            return
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _raise_failures(response: object) -> None:

@@ -6,5 +6,6 @@ keeps no state and writes nothing, so it may be asked at any time, of a running 
 
 from rollmill.ledger.accounts import Accounts
 from rollmill.ledger.balance import Balance, Totals
+from rollmill.ledger.reader import read_balance, settled_balance
 
-__all__ = ["Accounts", "Balance", "Totals"]
+__all__ = ["Accounts", "Balance", "Totals", "read_balance", "settled_balance"]

@@ -57,10 +57,12 @@ class Balance:
 
     total: Totals = field(default_factory=Totals)
     by_version: dict[PolicyVersion, Totals] = field(default_factory=dict)
+    unreadable: int = 0
+    """Records of the topic ``outcomes`` that are none; their tokens are in no number."""
 
     @property
     def balanced(self) -> bool:
-        return self.total.balanced
+        return self.total.balanced and not self.unreadable
 
     def of(self, version: PolicyVersion) -> tuple[Totals, Totals]:
         """The two totals that a token of ``version`` counts in."""
@@ -68,4 +70,5 @@ class Balance:
 
     def as_json(self) -> dict[str, Any]:
         versions = {str(version): totals.as_json() for version, totals in sorted(self.by_version.items())}
-        return {**self.total.as_json(), "balanced": self.balanced, "by_version": versions}
+        verdict = {"unreadable": self.unreadable, "balanced": self.balanced}
+        return {**self.total.as_json(), **verdict, "by_version": versions}

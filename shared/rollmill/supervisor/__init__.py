@@ -6,6 +6,16 @@ disk. On a crash of this process the kernel ends the services with it; they cont
 
 from rollmill.supervisor.policy import RestartPolicy
 from rollmill.supervisor.program import DRAIN_ORDER, Program, free_port, service_program
+from rollmill.supervisor.stack import kafka_environment, running_services
 from rollmill.supervisor.supervisor import Supervisor
 
-__all__ = ["DRAIN_ORDER", "Program", "RestartPolicy", "Supervisor", "free_port", "service_program"]
+__all__ = [
+    "DRAIN_ORDER",
+    "Program",
+    "RestartPolicy",
+    "Supervisor",
+    "free_port",
+    "kafka_environment",
+    "running_services",
+    "service_program",
+]

@@ -1,0 +1,3 @@
+from rollmill.cli import main
+
+main()

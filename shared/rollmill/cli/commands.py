@@ -1,0 +1,163 @@
+"""``rollmill``: the commands and their options. What they do lives in modules of its own, imported when they run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rollmill.errors import EXIT_FATAL, FatalError, InvalidInputError, RollmillError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="From an agent's model calls to training batches.")
+topics_app = typer.Typer(no_args_is_help=True, help="The topics: list, create, verify, describe.")
+app.add_typer(topics_app, name="topics")
+
+Bootstrap = Annotated[
+    str | None,
+    typer.Option("--bootstrap-servers", help="Kafka's address; else ROLLMILL_BOOTSTRAP_SERVERS, else 127.0.0.1:9092."),
+]
+Prefix = Annotated[str | None, typer.Option("--prefix", help="Begins every topic name; else ROLLMILL_PREFIX.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line on standard error and an exit code."""
+    try:
+        app()
+    except RollmillError as error:
+        typer.echo(f"rollmill: {error}", err=True)
+        raise SystemExit(error.exit_code if isinstance(error, FatalError) else EXIT_FATAL) from error
+
+
+@app.command()
+def up(
+    upstream: Annotated[str, typer.Option(help="Base URL of the model server, e.g. http://127.0.0.1:8000")],
+    data_dir: Annotated[Path, typer.Option(help="Kafka's data and the services' logs.")] = Path(".rollmill"),
+    bootstrap_servers: Bootstrap = None,
+    prefix: Prefix = None,
+    port: Annotated[int, typer.Option(help="Of capture.")] = 8700,
+) -> None:
+    """Run Kafka (unless --bootstrap-servers names one) and all five services here, until Ctrl-C."""
+    from rollmill.cli.up import Up, run  # noqa: PLC0415
+
+    raise SystemExit(asyncio.run(run(Up(upstream, data_dir, bootstrap_servers, prefix, port))))
+
+
+@app.command()
+def tail(
+    topic: Annotated[str, typer.Argument(help="Name without the prefix, e.g. trajectories")],
+    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start with the oldest record.")] = False,
+    limit: Annotated[int | None, typer.Option(help="Stop after this many records.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Do not abbreviate arrays.")] = False,
+    bootstrap_servers: Bootstrap = None,
+    prefix: Prefix = None,
+) -> None:
+    """Print the records of a topic as lines of JSON, decoded, until Ctrl-C."""
+    from rollmill.cli.tail import follow  # noqa: PLC0415
+
+    settings = _settings(bootstrap_servers, prefix)
+    lines = follow(settings, _topic(topic), from_beginning=from_beginning, limit=limit, full=full)
+    asyncio.run(_print_lines(lines))
+
+
+@app.command()
+def ledger(
+    as_json: AsJson = False,
+    settle: Annotated[bool, typer.Option("--settle", help="Wait until nothing is pending.")] = False,
+    timeout: Annotated[float, typer.Option(help="Longest wait of --settle, in seconds.")] = 60.0,
+    bootstrap_servers: Bootstrap = None,
+    prefix: Prefix = None,
+) -> None:
+    """Balance captured against trained, excluded, dead-lettered and pending. Exit code 1: tokens lost or doubled."""
+    from rollmill.cli.ledger_table import ledger_table  # noqa: PLC0415
+    from rollmill.ledger import read_balance, settled_balance  # noqa: PLC0415
+
+    settings = _settings(bootstrap_servers, prefix)
+    balance = asyncio.run(settled_balance(settings, timeout) if settle else read_balance(settings))
+    typer.echo(json.dumps(balance.as_json()) if as_json else ledger_table(balance))
+    raise SystemExit(0 if balance.balanced else 1)
+
+
+@app.command()
+def schemas(
+    root: Annotated[Path, typer.Option(help="The source tree.")] = Path(),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 where a file differs.")] = False,
+) -> None:
+    """Write schemas/ and the README's table of topics from the models and the registry."""
+    from rollmill.cli.generated import differing, write  # noqa: PLC0415
+
+    paths = differing(root) if check else write(root)
+    for path in paths:
+        typer.echo(f"{'differs' if check else 'written'}: {path}")
+    raise SystemExit(1 if check and paths else 0)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from rollmill import __version__  # noqa: PLC0415
+
+    typer.echo(__version__)
+
+
+@topics_app.command("list")
+def list_topics(prefix: Prefix = None) -> None:
+    """Print the full name and the meaning of every topic."""
+    from rollmill.topics import REGISTRY  # noqa: PLC0415
+
+    settings = _settings(None, prefix)
+    for topic in REGISTRY:
+        typer.echo(f"{topic.full_name(settings.prefix):32} {topic.meaning}")
+
+
+@topics_app.command("describe")
+def describe_topic(topic: Annotated[str, typer.Argument(help="Name without the prefix.")]) -> None:
+    """Print everything that the registry says of one topic, as JSON."""
+    from rollmill.cli.topic_files import topic_entry  # noqa: PLC0415
+
+    typer.echo(json.dumps(topic_entry(_topic(topic), _settings(None, None)), indent=2))
+
+
+@topics_app.command("apply")
+def apply_topics(bootstrap_servers: Bootstrap = None, prefix: Prefix = None) -> None:
+    """Create the missing topics, then verify all of them."""
+    from rollmill.kafka import admin  # noqa: PLC0415
+
+    created = asyncio.run(admin.apply_topics(_settings(bootstrap_servers, prefix)))
+    typer.echo("\n".join(f"created: {name}" for name in created) or "nothing to create")
+
+
+@topics_app.command("verify")
+def verify_topics(bootstrap_servers: Bootstrap = None, prefix: Prefix = None) -> None:
+    """Compare the topics on the broker with the registry."""
+    from rollmill.kafka import admin  # noqa: PLC0415
+
+    asyncio.run(admin.verify_topics(_settings(bootstrap_servers, prefix)))
+    typer.echo("the topics are as the registry says")
+
+
+def _settings(bootstrap_servers: str | None, prefix: str | None) -> Any:
+    from rollmill.settings import KafkaSettings  # noqa: PLC0415
+
+    options = {"bootstrap_servers": bootstrap_servers, "prefix": prefix}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return KafkaSettings(**given)
+
+
+def _topic(name: str) -> Any:
+    from rollmill.topics import REGISTRY  # noqa: PLC0415
+
+    for topic in REGISTRY:
+        if topic.name == name:
+            return topic
+    raise InvalidInputError(f"unknown topic {name!r}: known are {', '.join(topic.name for topic in REGISTRY)}")
+
+
+async def _print_lines(lines: Any) -> None:
+    async for line in lines:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,81 @@
+"""Records of a topic as lines of JSON: decoded by the registry's model, arrays abbreviated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+
+from rollmill.codec import DEAD_LETTER, SAFETENSORS, decode, header
+from rollmill.errors import PoisonRecordError
+from rollmill.kafka.clients import KafkaClients
+from rollmill.ledger.wire import batch_header
+from rollmill.models import DeadLetterInfo
+from rollmill.settings import KafkaSettings
+from rollmill.topics import DEAD_LETTERS, Topic
+
+SHOWN = 6
+"""Numbers shown of a longer array."""
+POLL_MS = 500
+
+
+async def follow(
+    settings: KafkaSettings, topic: Topic, *, from_beginning: bool, limit: int | None, full: bool
+) -> AsyncIterator[str]:
+    """Lines for the records of ``topic``: from the oldest, or from now on; ``limit`` None is for ever."""
+    shown = 0
+    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+        await _assign(consumer, settings, topic, from_beginning=from_beginning)
+        while limit is None or shown < limit:
+            for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():
+                for record in records[: None if limit is None else limit - shown]:
+                    shown += 1
+                    yield line(topic, record, full=full)
+
+
+async def _assign(consumer: AIOKafkaConsumer, settings: KafkaSettings, topic: Topic, *, from_beginning: bool) -> None:
+    name = topic.full_name(settings.prefix)
+    partitions = [TopicPartition(name, number) for number in range(topic.partitions(settings))]
+    consumer.assign(partitions)
+    await (consumer.seek_to_beginning if from_beginning else consumer.seek_to_end)(*partitions)
+
+
+def line(topic: Topic, record: ConsumerRecord[bytes, bytes], *, full: bool = False) -> str:
+    """One record as one line of JSON. What cannot be decoded is shown with the reason, never skipped."""
+    value = described(topic, record)
+    content = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "key": None if record.key is None else record.key.decode("utf-8", "replace"),
+        **(value if full else abbreviated(value)),
+    }
+    return orjson.dumps(content).decode()
+
+
+def described(topic: Topic, record: ConsumerRecord[bytes, bytes]) -> dict[str, Any]:
+    """The value of a record as plain data: decoded, or its size where the topic has no model."""
+    headers = tuple(record.headers)
+    try:
+        if topic is DEAD_LETTERS:
+            info: DeadLetterInfo = decode(DeadLetterInfo, header(headers, DEAD_LETTER))
+            return {"dead_letter": info.model_dump(mode="json"), "bytes": len(record.value or b"")}
+        if record.value is None or topic.model is None:
+            return {"bytes": None if record.value is None else len(record.value)}
+        if topic.format == SAFETENSORS:
+            return {"header": batch_header(record.value).model_dump(mode="json"), "bytes": len(record.value)}
+        return {"value": decode(topic.model, record.value, headers).model_dump(mode="json")}
+    except PoisonRecordError as error:
+        return {"undecodable": str(error), "bytes": len(record.value or b"")}
+
+
+def abbreviated(value: Any) -> Any:
+    """The same data with long arrays of numbers written as text: the first few, and how many there are."""
+    if isinstance(value, dict):
+        return {key: abbreviated(item) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > SHOWN and all(isinstance(item, (int, float)) for item in value):
+        return f"[{', '.join(f'{item:.6g}' for item in value[:SHOWN])}, … {len(value)} in all]"
+    return [abbreviated(item) for item in value]

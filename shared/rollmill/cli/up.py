@@ -1,0 +1,83 @@
+"""``rollmill up``: Kafka and all services on this machine, until Ctrl-C or until something must not be restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rollmill.cli.progress import watch_topics
+from rollmill.errors import EXIT_DRAINED, EXIT_FATAL
+from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.settings import KafkaSettings
+from rollmill.supervisor import Supervisor, running_services
+
+
+@dataclass(frozen=True)
+class Up:
+    """What the command was told."""
+
+    upstream: str
+    data_dir: Path
+    bootstrap_servers: str | None
+    prefix: str | None
+    port: int
+
+    def settings(self, bootstrap_servers: str) -> KafkaSettings:
+        given: dict[str, Any] = {} if self.prefix is None else {"prefix": self.prefix}
+        return KafkaSettings(bootstrap_servers=bootstrap_servers, **given)
+
+    def environment(self) -> dict[str, str]:
+        """Our own environment, so that ``ROLLMILL_*`` reaches the services; the options win."""
+        return {**os.environ, "ROLLMILL_UPSTREAM": self.upstream, "ROLLMILL_PORT": str(self.port)}
+
+
+async def run(up: Up) -> int:
+    """Run everything. Returns 0 when drained, 70 when a service stopped for good."""
+    stop = _stop_signal()
+    async with _kafka(up) as bootstrap_servers:
+        settings = up.settings(bootstrap_servers)
+        services = running_services(settings, up.data_dir / "logs", environment=up.environment(), report=typer.echo)
+        async with services as supervisor:
+            typer.echo(f"capture: ready at http://127.0.0.1:{up.port}, in front of {up.upstream}")
+            typer.echo(f"Kafka: {bootstrap_servers}, topics {settings.prefix}*; Ctrl-C drains and stops")
+            failed = await _until_told(stop, supervisor, settings)
+    typer.echo("stopped" if failed else "drained")
+    return EXIT_FATAL if failed else EXIT_DRAINED
+
+
+@asynccontextmanager
+async def _kafka(up: Up) -> AsyncIterator[str]:
+    if up.bootstrap_servers is not None:
+        yield up.bootstrap_servers
+        return
+    typer.echo("Kafka: starting (the first time its files are fetched)")
+    async with EmbeddedKafka(up.data_dir / "kafka") as kafka:
+        yield kafka.bootstrap_servers
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until_told(stop: asyncio.Event, supervisor: Supervisor, settings: KafkaSettings) -> bool:
+    """Wait for a signal or an alarm, telling meanwhile what comes into the topics. True: an alarm."""
+    alarm = asyncio.create_task(supervisor.alarm())
+    told = asyncio.create_task(stop.wait())
+    progress = asyncio.create_task(watch_topics(settings, typer.echo))
+    await asyncio.wait([alarm, told], return_when=asyncio.FIRST_COMPLETED)
+    failed = alarm.done()
+    for task in (alarm, told, progress):
+        task.cancel()
+    await asyncio.gather(alarm, told, progress, return_exceptions=True)
+    return failed

@@ -1,0 +1,26 @@
+"""The header of a batch, read without its tensors."""
+
+from __future__ import annotations
+
+import struct
+
+import orjson
+
+from rollmill.codec import CONTENT_TYPE, JSON, decode
+from rollmill.errors import PoisonRecordError
+from rollmill.models import BatchHeader
+
+LENGTH = struct.Struct("<Q")
+HEADER = "header"
+"""Key of our own header in the metadata of safetensors."""
+
+
+def batch_header(value: bytes) -> BatchHeader:
+    """The header of a micro-batch in safetensors: 8 bytes of length, JSON, tensors. Raises PoisonRecordError."""
+    try:
+        (length,) = LENGTH.unpack_from(value)
+        text = orjson.loads(value[LENGTH.size : LENGTH.size + length])["__metadata__"][HEADER]
+    except (struct.error, orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise PoisonRecordError("malformed", f"no batch in safetensors with a header of ours: {error}") from error
+    header: BatchHeader = decode(BatchHeader, text.encode(), ((CONTENT_TYPE, JSON.encode()),))
+    return header

@@ -5,6 +5,7 @@ that capture can validate a spec when a session opens, and so that any package c
 """
 
 from rollmill.strategies.bases import BaseAdvantage, BaseTrajectoryBuilder, BaseTrajectoryEvaluator, EvaluationContext
+from rollmill.strategies.outline import trajectory_of
 from rollmill.strategies.registry import (
     StrategyRegistry,
     advantage_registry,
@@ -22,5 +23,6 @@ __all__ = [
     "advantage_registry",
     "builder_registry",
     "evaluator_registry",
+    "trajectory_of",
     "validate_session_spec",
 ]

@@ -1,0 +1,97 @@
+"""The records that the builder sends, and what it counts of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rollmill.codec import CONTENT_TYPE, MSGPACK, manifest_header
+from rollmill.models import (
+    CompletionRecord,
+    CompletionSession,
+    Disposition,
+    Manifest,
+    Outcome,
+    Trajectory,
+    Unit,
+    outcome,
+)
+from rollmill.stream.stage import Emit
+from rollmill.topics import BUILT, OUTCOMES
+from rollmill_builder.calls import captured_units, reason_code
+from rollmill_builder.closing import fitting
+
+STAGE = "builder"
+
+UNITS_PER_OUTCOME = 2000
+"""Keeps an outcome far below its topic's limit."""
+
+
+def captured(record: CompletionRecord) -> tuple[Emit, ...]:
+    """The outcome that opens the account of a record's tokens; none for a record without tokens."""
+    return tuple(_outcomes(record, Disposition.CAPTURED, captured_units(record), None))
+
+
+def late(record: CompletionRecord) -> tuple[Emit, ...]:
+    """A call after its session's end: captured, and at once excluded."""
+    return (*captured(record), *_outcomes(record, Disposition.EXCLUDED, captured_units(record), "late"))
+
+
+def _outcomes(
+    record: CompletionRecord, disposition: Disposition, units: tuple[Unit, ...], reason: str | None
+) -> Iterator[Emit]:
+    yield from _chunks(record.session_id, record.attempt, disposition, units, reason, record.ended_at)
+
+
+def _chunks(
+    session_id: str, attempt: int, disposition: Disposition, units: tuple[Unit, ...], reason: str | None, at: float
+) -> Iterator[Emit]:
+    for start in range(0, len(units), UNITS_PER_OUTCOME):
+        part: Outcome = outcome(
+            disposition,
+            stage=STAGE,
+            session_id=session_id,
+            attempt=attempt,
+            units=units[start : start + UNITS_PER_OUTCOME],
+            reason=reason,
+            at=at,
+        )
+        yield Emit(OUTCOMES, session_id, part)
+
+
+def built(session: CompletionSession, trajectory: Trajectory) -> tuple[Trajectory, bytes, tuple[Emit, ...]]:
+    """The trajectory as sent, its bytes, and all records of a session's end.
+
+    Manifest header and value together stay within the limit of ``built``, so that the broker takes the record.
+    """
+    header = manifest_header(trajectory.manifest)
+    sent, value = fitting(session, trajectory, BUILT.max_bytes - len(header[1]))
+    if sent is not trajectory:
+        header = manifest_header(Manifest(session_id=sent.session_id, attempt=sent.attempt))
+    first = Emit(BUILT, sent.session_id, value, headers=((CONTENT_TYPE, MSGPACK.encode()), header))
+    return sent, value, (first, *_excluded(sent))
+
+
+def _excluded(trajectory: Trajectory) -> Iterator[Emit]:
+    for item in trajectory.excluded:
+        yield from _chunks(
+            trajectory.session_id,
+            trajectory.attempt,
+            Disposition.EXCLUDED,
+            item.units,
+            item.reason,
+            trajectory.closed_at,
+        )
+
+
+def close_counts(trajectory: Trajectory) -> dict[str, int]:
+    """Counters of a session's end: traces, breaks by reason, repairs, tokens trained and excluded."""
+    counts = Counter({"sessions_closed": 1, "traces": len(trajectory.traces)})
+    counts["tokens_in_traces"] = trajectory.trained_tokens
+    counts["tokens_excluded"] = sum(item.tokens for item in trajectory.excluded)
+    counts["sessions_failed"] = trajectory.error is not None
+    for trace in trajectory.traces:
+        counts["drift_repaired"] += sum(not turn.context_exact for turn in trace.turns)
+        if trace.metadata.get("break_reason"):
+            counts["break_" + reason_code(str(trace.metadata["break_reason"]))] += 1
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,210 @@
+"""The builder's stage: session events in, trajectories and outcomes out (RULES S1, S2, E2, L3, M3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from rollmill.codec import CONTENT_TYPE, MSGPACK, decode, encode
+from rollmill.errors import InvalidInputError, PoisonRecordError
+from rollmill.models import (
+    CompletionRecord,
+    Manifest,
+    SessionClosed,
+    SessionExpired,
+    SessionOpened,
+    SessionStatus,
+)
+from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry
+from rollmill.stream.stage import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
+from rollmill.topics import COMPLETIONS, STATE_BUILDER, partition_of
+from rollmill_builder import emits
+from rollmill_builder.calls import captured_units
+from rollmill_builder.closing import finish
+from rollmill_builder.sessions import (
+    Closed,
+    Held,
+    OpenSession,
+    Sweep,
+    content_digest,
+    id_hash,
+    marker_key,
+    reduced,
+    session_key,
+)
+from rollmill_builder.timers import ExpiryTimer
+
+BuilderState = OpenSession | Closed | Sweep
+Event = SessionOpened | CompletionRecord | SessionClosed | SessionExpired
+
+SWEEP_KEY = "sweep"
+SWEEPS_PER_WINDOW = 8
+PACKED = ((CONTENT_TYPE, MSGPACK.encode()),)
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a session ends: by its agent, or by a timer."""
+
+    at: float
+    status: SessionStatus
+    error: str | None = None
+    output: bytes | None = None
+    reward: float | None = None
+
+
+class BuilderStage(Stage[BuilderState]):
+    """Folds ``completions`` into ``built``. State: open sessions, markers of closed ones, the time of the last sweep.
+
+    ``late_window``: seconds of event time for which a closed session is remembered. ``expiry_seconds``: how often
+    timers look at the open sessions.
+    """
+
+    name = emits.STAGE
+    inputs = (COMPLETIONS,)
+    state_topic = STATE_BUILDER
+
+    def __init__(
+        self,
+        *,
+        registry: StrategyRegistry[BaseTrajectoryBuilder],
+        partitions: int,
+        late_window: float,
+        expiry_seconds: float = 1.0,
+    ) -> None:
+        self._registry, self._partitions, self._late_window = registry, partitions, late_window
+        self._timer = ExpiryTimer(expiry_seconds)
+
+    def process(self, state: StateView[BuilderState], record: InputRecord) -> Effects:
+        event: Any = record.read()
+        self._check_place(event, record)
+        key = session_key(event.session_id, event.attempt)
+        marker = state.get(marker_key(key))
+        if isinstance(marker, Closed):
+            return _after_the_end(key, marker, event)
+        session = state.get(key)
+        if not isinstance(session, OpenSession):
+            session = OpenSession(event.session_id, event.attempt)
+            return self._event(state, key, session, event, is_open=False)
+        return self._event(state, key, session, event, is_open=True)
+
+    def apply(self, key: str, value: BuilderState | None, payload: bytes) -> BuilderState:
+        if key == SWEEP_KEY:
+            sweep: Sweep = decode(Sweep, payload, PACKED)
+            return sweep
+        if key.endswith("/closed"):
+            marker: Closed = decode(Closed, payload, PACKED)
+            return marker
+        held: Held = decode(Held, payload, PACKED)
+        session = value if isinstance(value, OpenSession) else OpenSession(held.event.session_id, held.event.attempt)
+        return session.take(held)
+
+    def tick(self, state: StateView[BuilderState], view: TaskView) -> Effects:
+        if not view.caught_up:
+            return Effects()
+        sessions = (value for _, value in state.items() if isinstance(value, OpenSession))
+        due = self._timer.due(sessions, view.now)
+        return Effects(emits=tuple(Emit(COMPLETIONS, item.session_id, item, partition=view.partition) for item in due))
+
+    def _check_place(self, event: Event, record: InputRecord) -> None:
+        """Co-partitioning depends on key and partitioner of whoever produced this (RULES M3)."""
+        if record.key != event.session_id.encode():
+            raise PoisonRecordError(
+                "wrong_partition", f"the key is {record.key!r}; it must be the session id {event.session_id!r}"
+            )
+        right = partition_of(record.key, self._partitions)
+        if right != record.partition:
+            raise PoisonRecordError(
+                "wrong_partition",
+                f"{event.session_id!r} belongs into partition {right} of {self._partitions}, found in "
+                f"{record.partition}; set the producer's partitioner to murmur2 (librdkafka: murmur2_random)",
+            )
+
+    def _event(
+        self, state: StateView[BuilderState], key: str, session: OpenSession, event: Event, *, is_open: bool
+    ) -> Effects:
+        if isinstance(event, SessionOpened):
+            return self._open(key, session, event)
+        if isinstance(event, CompletionRecord):
+            return _accept(key, session, event)
+        if isinstance(event, SessionClosed):
+            ending = _Ending(event.at, event.status, event.error, event.output, event.reward)
+            return self._close(state, key, session, ending)
+        if not is_open or (event.reason == "idle" and len(session.calls) > event.seen):
+            return Effects(counts={"expiries_ignored": 1})
+        error = f"session expired: {event.reason}"
+        return self._close(state, key, session, _Ending(event.at, SessionStatus.TIMEOUT, error))
+
+    def _open(self, key: str, session: OpenSession, event: SessionOpened) -> Effects:
+        if session.opened == event:
+            return Effects(counts={"duplicates": 1})
+        if session.opened is not None:
+            raise PoisonRecordError("conflict", f"session {key} was opened already, with another content")
+        try:
+            self._registry.create(event.spec.builder)
+        except InvalidInputError as error:
+            raise PoisonRecordError("unknown_strategy", str(error)) from error
+        held = Held(digest=content_digest(event), event=event)
+        return Effects(deltas=(Delta(key, encode(held)),), counts={"sessions_opened": 1})
+
+    def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, ending: _Ending) -> Effects:
+        whole = session.closed(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
+        trajectory, value, records = emits.built(whole, finish(whole, self._registry))
+        marker = Closed(
+            at=whole.closed_at,
+            attempt=whole.attempt,
+            digest=blake2b(value, digest_size=16).digest(),
+            known=b"".join(sorted(id_hash(item.completion_id) for item in whole.completions)),
+        )
+        swept, sweep = self._sweep(state, whole.closed_at)
+        return Effects(
+            emits=records,
+            ends=(key, *swept),
+            deltas=(Delta(marker_key(key), encode(marker), replaces=True), *sweep),
+            counts=emits.close_counts(trajectory),
+        )
+
+    def _sweep(self, state: StateView[BuilderState], now: float) -> tuple[tuple[str, ...], tuple[Delta, ...]]:
+        """Markers that are old enough to go, looked for a few times per window; time is the closing records' own.
+
+        One record moves the time by at most a window, so that a single wrong clock cannot empty the memory.
+        """
+        before = state.get(SWEEP_KEY)
+        if isinstance(before, Sweep):
+            if now < before.at + self._late_window / SWEEPS_PER_WINDOW:
+                return (), ()
+            now = min(now, before.at + self._late_window)
+        delta = Delta(SWEEP_KEY, encode(Sweep(at=now)), replaces=True)
+        return tuple(self._expired(state, now - self._late_window)), (delta,)
+
+    @staticmethod
+    def _expired(state: StateView[BuilderState], before: float) -> Iterator[str]:
+        return (key for key, value in state.items() if isinstance(value, Closed) and value.at < before)
+
+
+def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Effects:
+    digest = content_digest(record)
+    known = session.calls.find(record.completion_id)
+    if known is not None and known.digest != digest:
+        raise PoisonRecordError("conflict", f"completion {record.completion_id} came before, with another content")
+    if known is not None:
+        return Effects(counts={"duplicates": 1})
+    units = captured_units(record)
+    manifest = Manifest(session_id=record.session_id, attempt=record.attempt, units=units)
+    held = encode(Held(digest=digest, event=reduced(record)))
+    counts = {"completions": 1, "tokens_captured": manifest.tokens}
+    return Effects(emits.captured(record), (Delta(key, held, manifest=manifest),), counts=counts)
+
+
+def _after_the_end(key: str, marker: Closed, event: Event) -> Effects:
+    """Within the late window a known call is a duplicate, a new one is captured and excluded, once (RULES S2)."""
+    if not isinstance(event, CompletionRecord):
+        return Effects(counts={"after_close": 1})
+    if marker.knows(event.completion_id):
+        return Effects(counts={"duplicates": 1})
+    later = encode(marker.with_late(event.completion_id))
+    tokens = sum(unit.tokens for unit in captured_units(event))
+    counts = {"late": 1, "tokens_captured": tokens, "tokens_excluded": tokens}
+    return Effects(emits.late(event), (Delta(marker_key(key), later, replaces=True),), counts=counts)

@@ -1,0 +1,96 @@
+"""Chat messages as far as the builder reads them: is a reply still the same in a later request?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from rollmill.models import dump_json
+
+Message = dict[str, Any]
+
+
+def parse_object(text: bytes | None) -> dict[str, Any] | None:
+    """The JSON object in ``text``; None where there is none."""
+    if text is None:
+        return None
+    found = orjson.loads(text)
+    return found if isinstance(found, dict) else None
+
+
+def messages_of(request: bytes | None) -> tuple[Message, ...] | None:
+    """The chat messages of a request body; None where it has none, or other things among them."""
+    found = (parse_object(request) or {}).get("messages")
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        return None
+    return tuple(found)
+
+
+def tools_of(request: bytes | None) -> bytes | None:
+    found = (parse_object(request) or {}).get("tools")
+    return dump_json(found) if found else None
+
+
+def system_of(messages: tuple[Message, ...]) -> list[str]:
+    return [text_of(item.get("content")) for item in messages if item.get("role") in ("system", "developer")]
+
+
+def reply_change(reply: Message, copy: Message) -> str | None:
+    """What a later request did to a reply: None where it carries it unchanged, else a reason code.
+
+    Compared are role, text, reasoning, and name and arguments of tool calls. Arguments are compared as text: the
+    same object written in another way is other tokens.
+    """
+    if copy.get("role") != reply.get("role", "assistant"):
+        return "reply_differs"
+    if reasoning_of(reply) != reasoning_of(copy):
+        return "reply_differs" if reasoning_of(copy) else "reasoning_stripped"
+    if text_of(reply.get("content")) != text_of(copy.get("content")):
+        return _text_change(text_of(reply.get("content")), text_of(copy.get("content")))
+    return _tool_change(_tool_calls(reply), _tool_calls(copy))
+
+
+def _text_change(reply: str, copy: str) -> str:
+    """Thinking that stood in the text itself is cut from its front by many clients and templates."""
+    stripped = "</think>" in reply and reply.rpartition("</think>")[2].strip() == copy.strip()
+    return "reasoning_stripped" if stripped else "reply_differs"
+
+
+def _tool_change(reply: list[tuple[str, str]], copy: list[tuple[str, str]]) -> str | None:
+    if reply == copy:
+        return None
+    return "tool_arguments" if [name for name, _ in reply] == [name for name, _ in copy] else "reply_differs"
+
+
+def text_of(content: Any) -> str:
+    """Message content as text: None is empty, text parts are joined, anything else is its JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        return "".join(part["text"] for part in content)
+    return dump_json(content).decode()
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, dict) and "text" in part["type"] and isinstance(part.get("text"), str)
+        if _typed(part)
+        else False
+    )
+
+
+def _typed(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("type"), str)
+
+
+def reasoning_of(message: Message) -> str:
+    return text_of(message.get("reasoning_content") or message.get("reasoning"))
+
+
+def _tool_calls(message: Message) -> list[tuple[str, str]]:
+    calls = message.get("tool_calls") or ()
+    functions = [call.get("function") or {} for call in calls if isinstance(call, dict)]
+    return [(str(item.get("name")), text_of(item.get("arguments"))) for item in functions if isinstance(item, dict)]

@@ -1,0 +1,179 @@
+"""Where a parent's reply ends inside a child's prompt, and whether what stands there is that reply.
+
+The exact case needs no thought: the prompt goes on with the very ids that were sampled. Else the template's copy of
+the reply was tokenised anew ("drift"). The copy reaches to the end-of-turn token; it counts as the same reply only if
+the child's messages carry the reply unchanged and no token was purely added or removed. In all other cases the child
+starts a trace of its own, because a splice would put sampled tokens into a context that the policy never saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rollmill_builder.calls import TOKEN_BYTES, Call
+from rollmill_builder.messages import reply_change
+
+OnDrift = Literal["repair", "fork", "fork_over_n"]
+Ids = npt.NDArray[np.int32]
+
+ENDED = frozenset({"stop", "tool_calls", "function_call"})
+"""Finish reasons of a reply that the policy ended itself, by its end-of-turn token."""
+
+
+@dataclass(frozen=True)
+class Splice:
+    """The child goes on after its parent's reply: from ``resume`` on, its prompt is context that follows the reply."""
+
+    resume: int
+    drift: int = 0
+    """Sampled tokens that the prompt holds in another tokenisation; 0: the ids are the same."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """The child does not go on: a reason code, and the first prompt position that differs."""
+
+    reason: str
+    at: int
+
+
+@dataclass(frozen=True)
+class DriftRules:
+    """What to do about a re-tokenised copy (RULES A10)."""
+
+    on_drift: OnDrift = "repair"
+    most: int = 0
+    """With ``fork_over_n``: more sampled tokens than this in another tokenisation start a new trace."""
+
+
+class EndOfTurn:
+    """The token that ends a turn: configured, or taken from the replies of the session, never guessed.
+
+    A reply is evidence if the policy ended it (`ENDED`) and no stop string did: then its last id, or the id that the
+    engine names as stop reason. All evidence for one finish reason has to agree.
+    """
+
+    def __init__(self, configured: int | None, calls: Iterable[Call]) -> None:
+        self._configured = configured
+        self._seen: dict[tuple[str | None, str], set[int]] = {}
+        for call in calls:
+            if ended_by_token(call):
+                self._seen.setdefault((call.record.fingerprint, str(call.choice.finish_reason)), set()).add(_last(call))
+
+    def of(self, call: Call) -> int | None:
+        """The token that ends ``call`` in a later prompt; None where nothing is known of it."""
+        if self._configured is not None:
+            return self._configured
+        model = call.record.fingerprint
+        if ended_by_token(call):
+            return _only(self._seen[model, str(call.choice.finish_reason)])
+        return _only({item for (kind, _), items in self._seen.items() if kind == model for item in items})
+
+
+def ended_by_token(call: Call) -> bool:
+    return call.choice.finish_reason in ENDED and not isinstance(call.choice.stop_reason, str)
+
+
+def _last(call: Call) -> int:
+    named = call.choice.stop_reason
+    return named if isinstance(named, int) else int(call.reply_ids[-1])
+
+
+def _only(found: set[int]) -> int | None:
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def is_exact(parent: Call, child: Call) -> bool:
+    """Whether the child's prompt begins with the parent's prompt and sampled reply, token by token."""
+    return child.prompt.startswith(parent.reply, len(parent.prompt)) and child.prompt.startswith(parent.prompt)
+
+
+def exact(parent: Call) -> Splice:
+    return Splice(parent.size // TOKEN_BYTES)
+
+
+def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Splice | Break:
+    """The splice of a child whose prompt begins with the parent's prompt, but not with its reply's ids.
+
+    ``end`` is the end-of-turn token of the parent's reply, None where it is unknown.
+    """
+    start = len(parent.prompt_ids)
+    tail = child.prompt_ids[start:]
+    same = common_prefix(parent.reply_ids, tail)
+    found = _copy(parent, tail, same, end)
+    if isinstance(found, str):
+        return Break(found, start + same)
+    rest, copy = _without_common_suffix(found.body[same:], tail[same : found.stop])
+    reason = _difference(rest, copy, found.body, same) or _reply_change(parent, child) or _refused(len(rest), rules)
+    if reason is not None:
+        return Break(reason, start + same)
+    return Splice(start + found.resume, len(rest))
+
+
+@dataclass(frozen=True)
+class _Copy:
+    body: Ids
+    """The reply without its end-of-turn token."""
+    stop: int
+    """Where the copy's end-of-turn token stands, counted from the end of the parent's prompt."""
+    resume: int
+
+
+def _copy(parent: Call, tail: Ids, same: int, end: int | None) -> _Copy | str:
+    """The extent of the template's copy in ``tail``; the ``same`` first tokens are the reply's own."""
+    if isinstance(parent.choice.stop_reason, str):
+        return "stop_string"
+    if end is None:
+        return "end_of_turn_unknown"
+    sampled_end = int(parent.reply_ids[-1]) == end
+    body = parent.reply_ids[:-1] if sampled_end else parent.reply_ids
+    ends = np.flatnonzero(tail[same:] == end)
+    if not len(ends):
+        return "no_end_of_turn"
+    if (body[same:] == end).any() or (ended_by_token(parent) and not sampled_end):
+        return "end_of_turn_ambiguous"
+    stop = same + int(ends[0])
+    return _Copy(body, stop, stop + sampled_end)
+
+
+def _difference(rest: Ids, copy: Ids, body: Ids, same: int) -> str | None:
+    """Tokens only removed or only added change the text: another reply, whatever the messages say."""
+    if len(rest) and len(copy):
+        return None
+    if same == 0 and len(rest) and len(rest) < len(body):
+        return "reasoning_stripped"
+    if same == 0 and len(copy):
+        return "scaffold_inserted"
+    return "reply_differs"
+
+
+def _reply_change(parent: Call, child: Call) -> str | None:
+    if parent.messages is None or parent.message is None or child.messages is None:
+        return "reply_unverified"
+    place = len(parent.messages)
+    if len(child.messages) <= place:
+        return "reply_differs"
+    return reply_change(parent.message, child.messages[place])
+
+
+def _refused(drift: int, rules: DriftRules) -> str | None:
+    if rules.on_drift == "fork":
+        return "drift"
+    return "drift_over_n" if rules.on_drift == "fork_over_n" and drift > rules.most else None
+
+
+def common_prefix(left: Ids, right: Ids) -> int:
+    """Number of equal leading tokens."""
+    count = min(len(left), len(right))
+    differing = np.flatnonzero(left[:count] != right[:count])
+    return int(differing[0]) if len(differing) else count
+
+
+def _without_common_suffix(left: Ids, right: Ids) -> tuple[Ids, Ids]:
+    common = common_prefix(left[::-1], right[::-1])
+    return left[: len(left) - common], right[: len(right) - common]

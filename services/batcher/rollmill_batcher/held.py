@@ -1,6 +1,6 @@
 """What the batcher's state holds: groups, markers of closed groups, progress; and how a delta folds in.
 
-Payloads: a group's delta is a trajectory in MessagePack (so its manifest says what is pending), the others JSON.
+Payloads: a group's delta is a trajectory in MessagePack, with its manifest (what is pending); the others are JSON.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def folded(key: str, value: Held | None, payload: bytes) -> Held:
 
 
 def member_delta(trajectory: Trajectory) -> Delta:
-    return Delta(group_key(trajectory.group_id), encode(slim(trajectory)))
+    return Delta(group_key(trajectory.group_id), encode(slim(trajectory)), manifest=trajectory.manifest)
 
 
 def progress_delta(progress: Progress) -> Delta:

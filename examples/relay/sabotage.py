@@ -1,12 +1,16 @@
 """Test switches that spoil one thing each, so that a test can show that the demo's own checks notice it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from relay.sampler import Reply
 from relay.task import END_OF_TURN_ID
+
+if TYPE_CHECKING:  # it imports torch, which the services that import this module do without
+    from relay.sampler import Reply
 
 _T = TypeVar("_T")
 

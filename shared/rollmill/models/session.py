@@ -23,3 +23,5 @@ class SessionEntry(Record):
     opened_at: EventTime
     token: str | None = None
     """SHA-256 (hex) of the session's API key; None where the session id is the key."""
+    closing: str | None = None
+    """SHA-256 (hex) of what the session was closed with, so that a repeated close is told from another; None: open."""

@@ -1,0 +1,7 @@
+"""``python -m rollmill_capture``: run capture until SIGTERM."""
+
+from rollmill.app import run
+from rollmill_capture.app import build
+from rollmill_capture.settings import CaptureSettings
+
+raise SystemExit(run(build(CaptureSettings())))

@@ -1,0 +1,135 @@
+"""Wires capture: settings to tables, handlers and server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import structlog
+from starlette.applications import Starlette
+
+from rollmill.app import Service, ServiceContext
+from rollmill.errors import PoisonRecordError
+from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.tables import TableReader
+from rollmill.models import SessionSpec
+from rollmill.strategies import validate_session_spec
+from rollmill.telemetry.clock import Clock
+from rollmill.telemetry.metrics import Metrics
+from rollmill.topics import POLICIES, SESSIONS
+from rollmill_capture.chat_api import ChatEndpoint
+from rollmill_capture.desk import SessionDesk
+from rollmill_capture.handlers import ModelsEndpoint, make_application
+from rollmill_capture.recorder import Recorder
+from rollmill_capture.routes import RouteTable
+from rollmill_capture.server import listen, serve
+from rollmill_capture.session_api import SessionApi
+from rollmill_capture.sessions import Position, SessionTable
+from rollmill_capture.settings import CaptureSettings
+from rollmill_capture.sink import EventSink, KafkaSink
+from rollmill_capture.upstream import Upstream, make_client
+from rollmill_capture.versions import Announced
+
+HTTP = "http"
+"""Part of readiness: the tables are read and the server listens."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the HTTP application is made of; tests put fakes in place of the outside world."""
+
+    settings: CaptureSettings
+    sessions: SessionTable
+    position: Position
+    announced: Announced
+    sink: EventSink
+    upstream: Upstream
+    clock: Clock
+    metrics: Metrics
+    validate: Callable[[SessionSpec], None] = validate_session_spec
+
+
+def assemble(parts: Parts) -> Starlette:
+    """The HTTP application."""
+    settings, routes = parts.settings, RouteTable(parts.settings)
+    desk = SessionDesk(parts.sessions, parts.position, settings.lookup_seconds)
+    sessions = SessionApi(
+        desk=desk,
+        sink=parts.sink,
+        clock=parts.clock,
+        metrics=parts.metrics,
+        public_url=settings.public,
+        policies=settings.policies,
+        close_seconds=settings.close_seconds,
+        validate=parts.validate,
+    )
+    recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics)
+    chat = ChatEndpoint(desk, routes, parts.upstream, recorder, settings.request_bytes)
+    return make_application(sessions, chat, ModelsEndpoint(desk, routes, parts.upstream))
+
+
+def build(settings: CaptureSettings) -> Service:
+    """Capture as a service: two table readers and the HTTP server, side by side."""
+    program = Program(settings)
+    return Service("capture", settings, workers=(program.read_sessions, program.read_policies, program.serve))
+
+
+class Program:
+    """The workers of capture, and what they share."""
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._settings = settings
+        self._sessions = SessionTable()
+        self._announced = Announced()
+        clients = KafkaClients(settings)
+        self._session_reader = TableReader(clients, settings, SESSIONS, self._sessions.apply, _pass_over)
+        self._policy_reader = TableReader(clients, settings, POLICIES, self._announced.apply, _pass_over)
+
+    async def read_sessions(self, context: ServiceContext) -> None:
+        await self._session_reader.run(context.stop)
+
+    async def read_policies(self, context: ServiceContext) -> None:
+        await self._policy_reader.run(context.stop)
+
+    async def serve(self, context: ServiceContext) -> None:
+        """Serve HTTP once both tables are read; who asks earlier finds nobody listening."""
+        context.health.expect(HTTP)
+        if not await _before(context.stop, self._read_whole()):
+            return
+        async with make_client(self._settings) as client:
+            app = assemble(self._parts(context, client))
+            with listen(self._settings) as listener:
+                context.health.ready(HTTP)
+                await serve(app, listener, self._settings, context.stop)
+
+    async def _read_whole(self) -> None:
+        await self._session_reader.caught_up()
+        await self._policy_reader.caught_up()
+
+    def _parts(self, context: ServiceContext, client: httpx.AsyncClient) -> Parts:
+        return Parts(
+            settings=self._settings,
+            sessions=self._sessions,
+            position=self._session_reader,
+            announced=self._announced,
+            sink=KafkaSink(context.broker, self._settings, self._settings.ack_seconds),
+            upstream=Upstream(client),
+            clock=context.clock,
+            metrics=context.metrics,
+        )
+
+
+async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """True when ``work`` is done; False when ``stop`` was set before."""
+    doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    doing.cancel()
+    return doing.done() and not doing.cancelled()
+
+
+def _pass_over(key: str, error: PoisonRecordError) -> None:
+    structlog.get_logger().warning("a record of a table is passed over", key=key, reason=error.reason, error=str(error))

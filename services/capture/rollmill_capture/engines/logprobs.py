@@ -1,0 +1,70 @@
+"""Token ids and log-probs as engines write them, with every way they can be missing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rollmill_capture.engines.reading import Ids
+
+SENTINEL = -9999.0
+"""vLLM's value for a missing log-prob, and its lower clamp: no evidence either way."""
+
+MAX_ID = 2**31 - 1
+_AS_ID = "token_id:"
+
+
+def as_ids(value: object) -> Ids | None:
+    """A list of token ids as int32; None where it is absent, null, or anything else."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        return None
+    if value and not (min(value) >= 0 and max(value) <= MAX_ID):
+        return None
+    return np.array(value, dtype=np.int32)
+
+
+def sampled_ids(choice: dict[str, Any]) -> list[Any] | None:
+    """The sampled ids of a choice, or of one chunk of it, unchecked; None where there are none.
+
+    Gateways that rebuild answers move unknown fields into ``provider_specific_fields``; servers asked for
+    ``return_tokens_as_token_ids`` write the ids into the token texts.
+    """
+    found = extra(choice, "token_ids")
+    if isinstance(found, list):
+        return found
+    entries = logprob_entries(choice)
+    return _ids_of_texts(entries) if entries else None
+
+
+def extra(choice: dict[str, Any], name: str) -> Any:
+    """A field of a choice that is not OpenAI's, in either place where it may be."""
+    found = choice.get(name)
+    if found is not None:
+        return found
+    moved = choice.get("provider_specific_fields")
+    return moved.get(name) if isinstance(moved, dict) else None
+
+
+def _ids_of_texts(entries: list[Any]) -> list[int] | None:
+    texts = [entry.get("token") if isinstance(entry, dict) else None for entry in entries]
+    numbers = [text.removeprefix(_AS_ID) for text in texts if isinstance(text, str) and text.startswith(_AS_ID)]
+    if len(numbers) != len(texts) or not all(number.isdecimal() for number in numbers):
+        return None
+    return [int(number) for number in numbers]
+
+
+def logprob_entries(choice: dict[str, Any]) -> list[Any] | None:
+    """``logprobs.content`` of a choice: one entry per sampled token. None where there is no such list."""
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return content if isinstance(content, list) else None
+
+
+def logprob_of(entry: object) -> float:
+    """The log-prob of one entry; NaN where it is unknown."""
+    value = entry.get("logprob") if isinstance(entry, dict) else None
+    if type(value) is not float and type(value) is not int:
+        return math.nan
+    return float(value) if math.isfinite(value) and value > SENTINEL else math.nan

@@ -1,0 +1,89 @@
+"""What a reply comes down to, whatever its wire format; and which of its tokens may be trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+LogProbs = npt.NDArray[np.float32]
+
+Incomplete = Literal["error_frame", "no_terminal_frame", "not_sse", "not_json", "bad_frame", "no_choices"]
+"""Why an answer is no whole reply: an error in place of a frame; a stream that just ended; a body that is no
+stream, or no JSON; a frame that is no JSON object; an answer without choices."""
+
+
+@dataclass(frozen=True)
+class ReadChoice:
+    """One sampled reply. ``token_ids`` [n] int32; ``logprobs`` [n] float32 at token, NaN where it is unknown."""
+
+    index: int
+    token_ids: Ids | None = None
+    """None: the engine gave none."""
+    logprobs: LogProbs | None = None
+    """None: the engine gave none. Not always as many as ids."""
+    message: bytes | None = None
+    """The assistant message as JSON."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def unfit(self) -> str | None:
+        """Why the log-probs or the end forbid training; None: they do not."""
+        if self.logprobs is None:
+            return "logprobs_missing"
+        if len(self.logprobs) != self.tokens:
+            return f"logprobs({len(self.logprobs)})!=ids({self.tokens})"
+        unknown = np.flatnonzero(np.isnan(self.logprobs))
+        if unknown.size:
+            return f"logprob_unknown_at:{unknown[0]}"
+        return "partial:abort" if self.finish_reason == "abort" else None
+
+    @property
+    def tokens(self) -> int:
+        return 0 if self.token_ids is None else len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One call's answer."""
+
+    choices: tuple[ReadChoice, ...] = ()
+    prompt_ids: Ids | None = None
+    """[p] int32; None: the engine gave none."""
+    usage: tuple[int, int] | None = None
+    """Prompt and completion tokens by the engine's own count; None where it did not say."""
+    weight_versions: tuple[str, ...] = ()
+    """The engine's word on the weights that sampled, each once, in the order they appeared."""
+    model: str | None = None
+    incomplete: Incomplete | None = None
+    """None: every choice came to its end and nothing said otherwise."""
+    error: str | None = None
+    """The engine's own message where it failed."""
+
+    @property
+    def complete(self) -> bool:
+        return self.incomplete is None
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of sampled token ids, over all choices."""
+        return sum(choice.tokens for choice in self.choices)
+
+    def untrainable(self, choice: ReadChoice) -> str | None:
+        """Why ``choice`` must not be trained; None: it may be."""
+        return self.incomplete or self._missing_ids(choice) or self._miscounted() or choice.unfit
+
+    def _missing_ids(self, choice: ReadChoice) -> str | None:
+        if choice.token_ids is None:
+            return "no_ids" if self.prompt_ids is None else "completion_ids_missing"
+        return "prompt_ids_missing" if self.prompt_ids is None else None
+
+    def _miscounted(self) -> str | None:
+        """Builds that lose the ids of held-back tokens show it nowhere but in the count."""
+        if self.usage is None or self.usage[1] == self.sampled_tokens:
+            return None
+        return f"captured_ids({self.sampled_tokens})!=usage.completion_tokens({self.usage[1]})"

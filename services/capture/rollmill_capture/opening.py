@@ -1,0 +1,90 @@
+"""What callers send to open and close sessions, read with advice where it is wrong. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, PositiveInt, TypeAdapter, ValidationError
+
+from rollmill.errors import InvalidInputError
+from rollmill.models import Identifier, SessionClosed, SessionSpec, dump_json
+
+OF_THE_SESSION = ("session_id", "attempt")
+_CLOSING = ("status", "error", "output", "reward", "attempt")
+
+
+@dataclass(frozen=True)
+class Opening:
+    spec: SessionSpec
+    session_id: str | None
+    """None: capture chooses one."""
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Closing:
+    fields: dict[str, Any]
+    """Of `SessionClosed`, checked."""
+    attempt: int | None
+    """None: the newest."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the content: by it a repeated close is told from another one."""
+        return hashlib.sha256(dump_json(self.fields)).hexdigest()
+
+
+def read_opening(body: dict[str, Any]) -> Opening:
+    """Raises InvalidInputError with advice."""
+    fields = [*OF_THE_SESSION, *SessionSpec.model_fields]
+    _refuse_unknown(body, fields)
+    try:
+        return Opening(
+            spec=SessionSpec.model_validate({key: body[key] for key in body if key not in OF_THE_SESSION}),
+            session_id=_optional(Identifier, body.get("session_id"), "session_id"),
+            attempt=_optional(PositiveInt, body.get("attempt"), "attempt") or 1,
+        )
+    except ValidationError as error:
+        raise InvalidInputError(complaints(error, SessionSpec)) from error
+
+
+def read_closing(body: dict[str, Any]) -> Closing:
+    """Raises InvalidInputError with advice."""
+    _refuse_unknown(body, _CLOSING)
+    fields = {key: body[key] for key in _CLOSING if key != "attempt" and body.get(key) is not None}
+    try:
+        SessionClosed.model_validate({**fields, "session_id": "any"})
+    except ValidationError as error:
+        raise InvalidInputError(complaints(error, SessionClosed)) from error
+    return Closing(fields, _optional(PositiveInt, body.get("attempt"), "attempt"))
+
+
+def _optional(kind: Any, value: object, name: str) -> Any:
+    if value is None:
+        return None
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise InvalidInputError(f"{name}: {error.errors()[0]['msg']}") from error
+
+
+def _refuse_unknown(body: dict[str, Any], fields: Iterable[str]) -> None:
+    unknown = sorted(set(body) - set(fields))
+    if unknown:
+        raise InvalidInputError(_unknown_field(unknown[0], fields))
+
+
+def _unknown_field(name: str, fields: Iterable[str]) -> str:
+    near = get_close_matches(name, list(fields), 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(fields)}"
+    return f"unknown field {name!r}: {hint}"
+
+
+def complaints(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first complaints of a validation, each with its place; without the input, which may be large or secret."""
+    items = error.errors(include_url=False, include_input=False, include_context=False)[:3]
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or model.__name__}: {item['msg']}" for item in items)

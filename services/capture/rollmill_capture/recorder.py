@@ -1,0 +1,75 @@
+"""Writes down what became of calls; nothing is "recorded" before the log has acknowledged it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from rollmill.codec import encode
+from rollmill.errors import RollmillError
+from rollmill.models import CompletionRecord
+from rollmill.telemetry.clock import Clock
+from rollmill.telemetry.metrics import Metrics
+from rollmill.topics import COMPLETIONS
+from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, skeleton
+from rollmill_capture.sink import EventSink
+from rollmill_capture.versions import Announced
+
+
+class RecordTooLargeError(RollmillError):
+    """The record cannot be made to fit; what is left of it is in the log, the tokens are not."""
+
+
+@dataclass
+class Recorder:
+    sink: EventSink
+    announced: Announced
+    clock: Clock
+    metrics: Metrics
+    _warned: set[str] = field(default_factory=set)
+
+    async def record(self, call: Call, ending: Ending) -> None:
+        """Append the call's record. Raises NotAcknowledgedError and RecordTooLargeError."""
+        newest = self.announced.newest(call.target.route.policy)
+        record = completion_record(call, ending, ended_at=self.clock.now(), announced=newest)
+        value = fitting_bytes(record, COMPLETIONS.max_bytes)
+        await self._append(record, encode(skeleton(record)) if value is None else value)
+        self._count(call, record)
+        if value is None:
+            raise RecordTooLargeError(f"the record of {call.completion_id} is over {COMPLETIONS.max_bytes} bytes")
+
+    async def _append(self, record: CompletionRecord, value: bytes) -> None:
+        started = time.perf_counter()
+        try:
+            await self.sink.append(COMPLETIONS, record.session_id, value)
+        except RollmillError:
+            self.metrics.count("not_acknowledged")
+            raise
+        self.metrics.observe("ack_seconds", time.perf_counter() - started)
+
+    def _count(self, call: Call, record: CompletionRecord) -> None:
+        self.metrics.count("calls", status=record.status.value, kind=record.kind.value)
+        for choice in record.choices:
+            tokens = 0 if choice.token_ids is None else len(choice.token_ids)
+            self.metrics.count("sampled_tokens", tokens)
+            if choice.untrainable_reason is not None:
+                self._count_untrainable(call, choice.untrainable_reason)
+
+    def _count_untrainable(self, call: Call, reason: str) -> None:
+        """Counted by the reason without its numbers; the first one of a kind and model is worth a warning."""
+        kind = reason.partition(":")[0].partition("(")[0]
+        self.metrics.count("untrainable_replies", reason=kind)
+        if kind in ("no_ids", "completion_ids_missing", "prompt_ids_missing"):
+            self.metrics.count("ids_missing")
+        model = call.served.model
+        if f"{kind} {model}" not in self._warned:
+            self._warned.add(f"{kind} {model}")
+            structlog.get_logger().warning(
+                "a reply cannot be trained",
+                reason=reason,
+                model=model,
+                upstream=call.target.base_url,
+                session=call.session_id,
+            )

@@ -1,0 +1,184 @@
+"""A call and what became of it, as the record that the log keeps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from rollmill.codec import MSGPACK, encode
+from rollmill.models import (
+    CallKind,
+    CallStatus,
+    CompletionRecord,
+    PolicyVersion,
+    SampledChoice,
+    SamplingParams,
+)
+from rollmill_capture.engines import ReadChoice, Reading
+from rollmill_capture.routes import Target
+from rollmill_capture.served import ServedRequest
+from rollmill_capture.versions import version_span
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an agent, as it begins."""
+
+    session_id: str
+    attempt: int
+    completion_id: str
+    """Chosen before the upstream is called (RULES S1)."""
+    kind: CallKind
+    target: Target
+    served: ServedRequest
+    started_at: float
+    announced: PolicyVersion
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What became of a call."""
+
+    status: CallStatus
+    reading: Reading = field(default_factory=Reading)
+    http_status: int | None = None
+    error: str | None = None
+    response: bytes | None = None
+    """The engine's answer without ids, as JSON; None for a stream."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def completion_record(call: Call, ending: Ending, *, ended_at: float, announced: PolicyVersion) -> CompletionRecord:
+    """The record of a call. ``announced`` is the newest announced version now, after the call."""
+    reading, served = ending.reading, call.served
+    return CompletionRecord(
+        session_id=call.session_id,
+        attempt=call.attempt,
+        completion_id=call.completion_id,
+        started_at=call.started_at,
+        ended_at=ended_at,
+        kind=call.kind,
+        status=ending.status,
+        http_status=ending.http_status,
+        error=ending.error,
+        model=reading.model or served.model,
+        policy=version_span(call.target.route, reading.weight_versions, call.announced, announced),
+        sampling=sampling_of(call),
+        prompt_ids=reading.prompt_ids,
+        choices=tuple(_choice(call, ending, choice) for choice in reading.choices),
+        usage_completion_tokens=None if reading.usage is None else reading.usage[1],
+        fingerprint=call.target.route.fingerprint,
+        original_request=served.original,
+        request=served.body,
+        response=ending.response,
+        metadata=_metadata(call, ending),
+    )
+
+
+def _metadata(call: Call, ending: Ending) -> dict[str, Any]:
+    added = {"added_fields": list(call.served.added)} if call.served.added else {}
+    return {**call.metadata, **ending.metadata, **added}
+
+
+def _choice(call: Call, ending: Ending, choice: ReadChoice) -> SampledChoice:
+    why = _untrainable(call, ending, choice)
+    return SampledChoice(
+        index=choice.index,
+        token_ids=choice.token_ids,
+        logprobs=None if _unknown(choice) else choice.logprobs,
+        message=choice.message,
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        trainable=why is None,
+        untrainable_reason=why,
+    )
+
+
+def _unknown(choice: ReadChoice) -> bool:
+    """Log-probs that are not one known number per id say nothing."""
+    return choice.token_ids is None or (choice.unfit or "").startswith("logprob")
+
+
+def _untrainable(call: Call, ending: Ending, choice: ReadChoice) -> str | None:
+    if ending.status is CallStatus.CLIENT_GONE:
+        return ending.status.value
+    if not call.target.route.trainable:
+        return "route_not_trainable"
+    return ending.reading.untrainable(choice)
+
+
+def sampling_of(call: Call) -> SamplingParams:
+    """What decides the meaning of a log-prob, as far as the request says it; the engine's defaults are unknown."""
+    fields = call.served.fields
+    return SamplingParams(
+        temperature=_number(fields.get("temperature"), low=0.0),
+        top_p=_number(fields.get("top_p"), low=1e-9, high=1.0),
+        top_k=fields["top_k"] if type(fields.get("top_k")) is int else None,
+        logprobs_mode=call.target.route.logprobs_mode,
+    )
+
+
+def _number(value: Any, *, low: float, high: float = 1e9) -> float | None:
+    """A number inside its bounds; the engine is the one to complain of others."""
+    return float(value) if type(value) in (int, float) and low <= value <= high else None
+
+
+def fitting_bytes(record: CompletionRecord, limit: int) -> bytes | None:
+    """The encoded record, made to fit ``limit`` bytes (RULES C1): first the client's own request goes, then the
+    messages and the answer's body; ids never. None: too large even so.
+    """
+    for smaller in _smaller(record):
+        value = encode(smaller, MSGPACK)
+        if len(value) <= limit:
+            return value
+    return None
+
+
+def _smaller(record: CompletionRecord) -> Iterator[CompletionRecord]:
+    yield record
+    yield record.replace(original_request=None, metadata=_dropped(record, "original_request"))
+    yield record.replace(
+        original_request=None,
+        request=_without_messages(record.request),
+        response=None,
+        metadata=_dropped(record, "original_request", "request.messages", "response"),
+    )
+
+
+def _dropped(record: CompletionRecord, *names: str) -> dict[str, Any]:
+    return {**record.metadata, "dropped_for_size": list(names)}
+
+
+def _without_messages(request: bytes | None) -> bytes | None:
+    if request is None:
+        return None
+    fields = orjson.loads(request)
+    fields.pop("messages", None)
+    fields.pop("tools", None)
+    return orjson.dumps(fields)
+
+
+def skeleton(record: CompletionRecord) -> CompletionRecord:
+    """What is left of a record that cannot be made to fit: the call is counted, and nothing of it trained."""
+    return CompletionRecord(
+        session_id=record.session_id,
+        attempt=record.attempt,
+        completion_id=record.completion_id,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        kind=record.kind,
+        status=CallStatus.INCOMPLETE,
+        error="too_large",
+        model=record.model,
+        policy=record.policy,
+        usage_completion_tokens=_sampled(record),
+    )
+
+
+def _sampled(record: CompletionRecord) -> int:
+    known = sum(0 if choice.token_ids is None else len(choice.token_ids) for choice in record.choices)
+    return max(known, record.usage_completion_tokens or 0)

@@ -1,0 +1,34 @@
+"""Model names to routes, with the defaults filled in once. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollmill_capture.settings import CaptureSettings, Route
+
+
+@dataclass(frozen=True)
+class Target:
+    """A route, and where exactly its calls go."""
+
+    route: Route
+    base_url: str
+    """Ends with ``/v1``."""
+    authorization: str | None
+    """Value of the header for the upstream; None: it asks for none."""
+
+
+class RouteTable:
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._settings = settings
+        self._default = self._target(settings.default_route)
+        self._targets = {model: self._target(route) for model, route in settings.routes.items()}
+
+    def find(self, model: str | None) -> Target:
+        """The target of a model name as the client says it; None is a request without one."""
+        return self._default if model is None else self._targets.get(model, self._default)
+
+    def _target(self, route: Route) -> Target:
+        key = route.api_key or self._settings.upstream_api_key
+        base = (route.upstream or self._settings.upstream).rstrip("/").removesuffix("/v1")
+        return Target(route, f"{base}/v1", None if key is None else f"Bearer {key.get_secret_value()}")

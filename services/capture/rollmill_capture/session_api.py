@@ -1,0 +1,167 @@
+"""The sessions' API: open, look, close. Each answer comes after Kafka's acknowledgement."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rollmill.codec import JSON, encode
+from rollmill.errors import InvalidInputError
+from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionSpec, SessionState
+from rollmill.telemetry.clock import Clock
+from rollmill.telemetry.metrics import Metrics
+from rollmill.topics import COMPLETIONS, SESSIONS
+from rollmill_capture.bodies import parse_object, read_body
+from rollmill_capture.desk import SessionDesk
+from rollmill_capture.opening import Closing, Opening, read_closing, read_opening
+from rollmill_capture.replies import RefusalError, json_response
+from rollmill_capture.sink import EventSink, NotAcknowledgedError
+
+CREATED = 201
+UNPROCESSABLE = 422
+BODY_BYTES = 2**19
+"""Of a spec or an output: an entry of the topic `sessions` holds the spec, and is at most one MiB."""
+LOCKS = 256
+
+
+@dataclass(frozen=True)
+class SessionApi:
+    desk: SessionDesk
+    sink: EventSink
+    clock: Clock
+    metrics: Metrics
+    public_url: str
+    policies: frozenset[str]
+    """Those that some route trains; empty: nothing is trained, and any name will do."""
+    close_seconds: float
+    validate: Callable[[SessionSpec], None]
+    """Raises InvalidInputError for unknown strategies and bad configs."""
+    locks: tuple[asyncio.Lock, ...] = field(default_factory=lambda: tuple(asyncio.Lock() for _ in range(LOCKS)))
+    """Requests about one session go one by one."""
+
+    async def open(self, request: Request) -> Response:
+        opening = await self._read(request, read_opening)
+        self._check(opening.spec)
+        session_id = opening.session_id or uuid.uuid4().hex
+        async with self._lock(session_id):
+            known = None if opening.session_id is None else await self.desk.find(session_id)
+            if known is not None and known.attempt >= opening.attempt:
+                return self._opened_before(known, opening)
+            entry = await self._write_opening(session_id, opening)
+        self.metrics.count("sessions_opened", purpose=entry.spec.purpose.value)
+        return json_response(self._described(entry), CREATED)
+
+    async def look(self, request: Request) -> Response:
+        entry = await self.desk.known(request.path_params["session_id"])
+        spec = entry.spec.model_dump(mode="json")
+        return json_response({**self._described(entry), "opened_at": entry.opened_at, "spec": spec})
+
+    async def close(self, request: Request) -> Response:
+        """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
+        closing = await self._read(request, read_closing)
+        entry = await self.desk.known(request.path_params["session_id"])
+        with self.desk.in_flight.closing(entry.session_id):
+            await self._idle(entry.session_id)
+            async with self._lock(entry.session_id):
+                return json_response(self._described(await self._close(entry.session_id, closing)))
+
+    async def _read(self, request: Request, read: Callable[[dict[str, Any]], Any]) -> Any:
+        try:
+            return read(parse_object(await read_body(request, BODY_BYTES)))
+        except InvalidInputError as error:
+            raise RefusalError(UNPROCESSABLE, str(error)) from error
+
+    def _check(self, spec: SessionSpec) -> None:
+        if self.policies and spec.policy not in self.policies:
+            raise RefusalError(
+                UNPROCESSABLE, f"policy {spec.policy!r} is trained by no route: {', '.join(sorted(self.policies))} is"
+            )
+        try:
+            self.validate(spec)
+        except InvalidInputError as error:
+            raise RefusalError(UNPROCESSABLE, str(error)) from error
+
+    def _opened_before(self, known: SessionEntry, opening: Opening) -> Response:
+        same = known.attempt == opening.attempt and known.spec == opening.spec
+        if same and known.state is SessionState.OPEN:
+            return json_response(self._described(known))
+        state = "with another spec" if not same else "and is closed"
+        raise RefusalError(
+            409,
+            f"session {known.session_id!r}, attempt {known.attempt}, was opened {state}; choose another session_id, "
+            "or a higher attempt",
+        )
+
+    async def _write_opening(self, session_id: str, opening: Opening) -> SessionEntry:
+        now, attempt, spec = self.clock.now(), opening.attempt, opening.spec
+        event = SessionOpened(session_id=session_id, attempt=attempt, spec=spec, at=now)
+        entry = SessionEntry(session_id=session_id, attempt=attempt, state=SessionState.OPEN, spec=spec, opened_at=now)
+        await self._write(event, entry)
+        return entry
+
+    async def _idle(self, session_id: str) -> None:
+        try:
+            async with asyncio.timeout(self.close_seconds):
+                await self.desk.in_flight.idle(session_id)
+        except TimeoutError:
+            raise RefusalError(
+                409, f"session {session_id!r} still has calls in flight; cancel them, then close it", retry=True
+            ) from None
+
+    async def _close(self, session_id: str, closing: Closing) -> SessionEntry:
+        entry = await self.desk.known(session_id)
+        if closing.attempt not in (None, entry.attempt):
+            raise RefusalError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
+        if entry.state is SessionState.CLOSED:
+            return _closed_before(entry, closing)
+        event = SessionClosed(session_id=session_id, attempt=entry.attempt, at=self.clock.now(), **closing.fields)
+        closed = entry.replace(state=SessionState.CLOSED, closing=closing.digest)
+        await self._write(event, closed)
+        self.metrics.count("sessions_closed", status=event.status.value)
+        return closed
+
+    async def _write(self, event: SessionOpened | SessionClosed, entry: SessionEntry) -> None:
+        """First the event, then the entry: who finds the entry can rely on the event."""
+        try:
+            await self.sink.append(COMPLETIONS, event.session_id, encode(event))
+            await self.sink.append(SESSIONS, entry.session_id, encode(entry, JSON))
+        except NotAcknowledgedError as error:
+            raise RefusalError(503, f"{error}; ask again", retry=True) from error
+        self.desk.table.apply(entry.session_id, entry)
+
+    def _lock(self, session_id: str) -> asyncio.Lock:
+        return self.locks[hash(session_id) % len(self.locks)]
+
+    def _described(self, entry: SessionEntry) -> dict[str, Any]:
+        base_url = f"{self.public_url}/sessions/{entry.session_id}/v1"
+        return {
+            "session_id": entry.session_id,
+            "attempt": entry.attempt,
+            "state": entry.state.value,
+            "base_url": base_url,
+            "api_key": entry.session_id,
+            "environment": _environment(entry, base_url),
+        }
+
+
+def _closed_before(entry: SessionEntry, closing: Closing) -> SessionEntry:
+    if entry.closing == closing.digest:
+        return entry
+    raise RefusalError(409, f"session {entry.session_id!r} was closed before, with another status, output or reward")
+
+
+def _environment(entry: SessionEntry, base_url: str) -> dict[str, str]:
+    """What a process needs so that a stock SDK in it talks to capture."""
+    task = {} if entry.spec.task_id is None else {"ROLLMILL_TASK_ID": entry.spec.task_id}
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": entry.session_id,
+        "ROLLMILL_SESSION_ID": entry.session_id,
+        **task,
+    }

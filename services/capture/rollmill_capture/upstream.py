@@ -1,0 +1,95 @@
+"""Calls to the engine: one shared client with room for a thousand waiting rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from rollmill.errors import RollmillError
+from rollmill_capture.routes import Target
+from rollmill_capture.settings import CaptureSettings
+
+BAD_GATEWAY = 502
+GATEWAY_TIMEOUT = 504
+
+STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
+"""How a pooled connection fails that the server had closed."""
+
+
+class UpstreamError(RollmillError):
+    """The engine gave no answer, or its answer broke off. ``status`` is what the client is told."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
+    """The client for all upstreams; the caller closes it."""
+    return httpx.AsyncClient(
+        limits=httpx.Limits(
+            max_connections=settings.connections,
+            max_keepalive_connections=settings.connections,
+            keepalive_expiry=60.0,
+        ),
+        timeout=httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds, pool=settings.connect_seconds),
+        trust_env=False,  # the environment's proxies are not for the engine
+        follow_redirects=False,
+    )
+
+
+@dataclass(frozen=True)
+class Upstream:
+    client: httpx.AsyncClient
+
+    @asynccontextmanager
+    async def chat(self, target: Target, body: bytes, request_id: str) -> AsyncIterator[httpx.Response]:
+        """The engine's response, its body unread. Raises UpstreamError, also inside the block when reading fails.
+
+        Leaving the block early cancels the call upstream.
+        """
+        request = self._request(target, body, request_id)
+        try:
+            response = await self._send(request)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except httpx.HTTPError as error:
+            raise upstream_error(error, target) from error
+
+    async def models(self, target: Target) -> httpx.Response:
+        """The engine's list of models. Raises UpstreamError."""
+        headers = _headers(target)
+        try:
+            return await self.client.get(f"{target.base_url}/models", headers=headers)
+        except httpx.HTTPError as error:
+            raise upstream_error(error, target) from error
+
+    def _request(self, target: Target, body: bytes, request_id: str) -> httpx.Request:
+        # An id of our own: a client that retries sends its id twice, and engines refuse one that is running.
+        headers = {**_headers(target), "content-type": "application/json", "x-request-id": request_id}
+        return self.client.build_request("POST", f"{target.base_url}/chat/completions", content=body, headers=headers)
+
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        """One more try where no byte of an answer came: the pooled connection was closed by the server."""
+        try:
+            return await self.client.send(request, stream=True)
+        except STALE:
+            return await self.client.send(request, stream=True)
+
+
+def _headers(target: Target) -> dict[str, str]:
+    # Compression between two processes of one cluster costs more than it saves.
+    base = {"accept-encoding": "identity"}
+    return base if target.authorization is None else {**base, "authorization": target.authorization}
+
+
+def upstream_error(error: httpx.HTTPError, target: Target) -> UpstreamError:
+    detail = str(error) or type(error).__name__
+    if isinstance(error, httpx.TimeoutException):
+        return UpstreamError(f"{target.base_url} gave no answer in time ({type(error).__name__})", GATEWAY_TIMEOUT)
+    return UpstreamError(f"{target.base_url} cannot be reached, or broke off: {detail}", BAD_GATEWAY)

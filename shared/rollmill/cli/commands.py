@@ -40,11 +40,12 @@ def up(
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
     port: Annotated[int, typer.Option(help="Of capture.")] = 8700,
+    kafka_port: Annotated[int, typer.Option(help="Of the Kafka that is started here.")] = 9092,
 ) -> None:
     """Run Kafka (unless --bootstrap-servers names one) and all five services here, until Ctrl-C."""
     from rollmill.cli.up import Up, run  # noqa: PLC0415
 
-    raise SystemExit(asyncio.run(run(Up(upstream, data_dir, bootstrap_servers, prefix, port))))
+    raise SystemExit(asyncio.run(run(Up(upstream, data_dir, bootstrap_servers, prefix, port, kafka_port))))
 
 
 @app.command()

@@ -15,7 +15,7 @@ import typer
 
 from rollmill.cli.progress import watch_topics
 from rollmill.errors import EXIT_DRAINED, EXIT_FATAL
-from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.kafka.embedded import BrokerConfig, EmbeddedKafka
 from rollmill.settings import KafkaSettings
 from rollmill.supervisor import Supervisor, running_services
 
@@ -29,6 +29,7 @@ class Up:
     bootstrap_servers: str | None
     prefix: str | None
     port: int
+    kafka_port: int
 
     def settings(self, bootstrap_servers: str) -> KafkaSettings:
         given: dict[str, Any] = {} if self.prefix is None else {"prefix": self.prefix}
@@ -59,7 +60,7 @@ async def _kafka(up: Up) -> AsyncIterator[str]:
         yield up.bootstrap_servers
         return
     typer.echo("Kafka: starting (the first time its files are fetched)")
-    async with EmbeddedKafka(up.data_dir / "kafka") as kafka:
+    async with EmbeddedKafka(up.data_dir / "kafka", BrokerConfig(port=up.kafka_port)) as kafka:
         yield kafka.bootstrap_servers
 
 

@@ -1,0 +1,1 @@
+"""Measurements that we stand behind: each says what is compared with what, on which machine, at which commit."""

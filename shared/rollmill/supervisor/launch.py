@@ -1,6 +1,6 @@
 """Runs a module as a program that ends with the process which started it, kill -9 included.
 
-    python -m rollmill.supervisor.launch PARENT_PID MODULE
+    python -m rollmill.supervisor.launch PARENT_PID MODULE [ARGUMENT …]
 
 The parent-death signal fires when the *thread* that started this process ends, so the supervisor has to live in a
 thread that lasts. Systems without it (macOS) lose nothing but this safety net.
@@ -17,11 +17,11 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(parent: int, module: str) -> None:
+def main(parent: int, module: str, *arguments: str) -> None:
     _die_with_parent()
     if os.getppid() != parent:  # it died before the line above
         raise SystemExit(1)
-    sys.argv = [module]
+    sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -32,4 +32,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -19,6 +19,7 @@ class Program:
     name: str
     module: str
     env: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
 
 
 def service_program(service: str, env: Mapping[str, str]) -> Program:

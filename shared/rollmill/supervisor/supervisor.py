@@ -142,7 +142,8 @@ class Supervisor:
 
     async def _spawn(self, child: _Child) -> None:
         environment = {**self._environment, **child.program.env, "ROLLMILL_HEALTH_PORT": str(child.health_port)}
-        command = (sys.executable, "-m", "rollmill.supervisor.launch", str(os.getpid()), child.program.module)
+        launch = (sys.executable, "-m", "rollmill.supervisor.launch", str(os.getpid()))
+        command = (*launch, child.program.module, *child.program.arguments)
         with child.log.open("ab") as log:
             child.process = await asyncio.create_subprocess_exec(
                 *command, env=environment, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True

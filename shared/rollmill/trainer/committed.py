@@ -20,8 +20,8 @@ def offsets_of(state: StreamState, partition: TopicPartition) -> dict[TopicParti
 async def read_committed(clients: KafkaClients, group_id: str, partition: TopicPartition) -> StreamState | None:
     """The state committed last; None where the group has committed nothing. A consumer drops the metadata."""
     admin = clients.admin()
-    await admin.start()
     try:
+        await admin.start()
         found = await admin.list_consumer_group_offsets(group_id, partitions=[partition])
     finally:
         await admin.close()

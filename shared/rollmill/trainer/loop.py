@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from rollmill.errors import FatalError
+
 T = TypeVar("T")
 
 
@@ -17,9 +19,17 @@ class LoopThread:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self.closed = False
+
+    @property
+    def running(self) -> bool:
+        return self._loop is not None
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``. When the wait is interrupted, so is the work."""
+        """The result of ``work``. When the wait is interrupted, so is the work. Raises FatalError once closed."""
+        if self.closed:
+            work.close()
+            raise FatalError(f"{self._name} is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._running())
         try:
             return future.result()
@@ -36,6 +46,7 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what runs, end the thread. A second call does nothing."""
+        self.closed = True
         loop, thread, self._loop = self._loop, self._thread, None
         if loop is None or thread is None:
             return

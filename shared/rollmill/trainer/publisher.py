@@ -84,7 +84,7 @@ class PolicyPublisher:
         return self._write(wanted, resumed_from=version)
 
     def close(self) -> None:
-        if self._known is not None:
+        if self._loop.running:
             self._loop.call(self._writer.close())
         self._loop.close()
 

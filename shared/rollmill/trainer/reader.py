@@ -33,8 +33,12 @@ class BatchReader:
         self.position: int | None = None
 
     async def start(self, offset: int) -> None:
-        """Read from ``offset`` on."""
-        await self._consumer.start()
+        """Read from ``offset`` on. Raises aiokafka's errors where the broker cannot be reached."""
+        try:
+            await self._consumer.start()
+        except BaseException:
+            await self.close()
+            raise
         self._consumer.assign([self._partition])
         self._consumer.seek(self._partition, offset)
         self.position = offset
@@ -79,10 +83,3 @@ class BatchReader:
         if isinstance(error, KafkaError):
             return FatalError(f"{where} cannot be read: {type(error).__name__}: {error}")
         return error if isinstance(error, RollmillError) else FatalError(f"{where}: {type(error).__name__}: {error}")
-
-
-async def beginning(clients: KafkaClients, partition: TopicPartition) -> int:
-    """First offset that the partition still has."""
-    async with clients.consumer() as consumer:
-        offsets = await consumer.beginning_offsets([partition])
-    return int(offsets[partition])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
 
 from rollmill.errors import FatalError
 from rollmill.kafka.clients import KafkaClients
@@ -18,13 +19,13 @@ from rollmill.trainer.assembly import Expectation, StepAssembler, StepRecords
 from rollmill.trainer.committed import offsets_of, read_committed
 from rollmill.trainer.gate import Verdict
 from rollmill.trainer.policies import PolicyHistory, read_history
-from rollmill.trainer.reader import BatchReader, beginning
+from rollmill.trainer.reader import BatchReader
 from rollmill.trainer.state import StreamState
 from rollmill.trainer.writer import TransactionalWriter
 
 
 class RankSession:
-    """`open` before anything else; `state` is the position after the last acknowledged step from then on."""
+    """`open` before anything else; `standing` is the position after the last acknowledged step from then on."""
 
     def __init__(self, settings: KafkaSettings, expectation: Expectation, prefetch_steps: int, clock: Clock) -> None:
         self._settings = settings
@@ -38,17 +39,26 @@ class RankSession:
         self._reader: BatchReader | None = None
         self._head: asyncio.Task[StepRecords] | None = None
         self._stop = asyncio.Event()
-        self.state: StreamState | None = None
+        self._state: StreamState | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._reader is not None
 
     async def open(self, wanted: StreamState | None = None) -> None:
-        """Take the rank over and read from ``wanted``, else from the committed position, else from the beginning."""
-        if self.state is None:
-            await self._writer.start()
-            committed = await read_committed(self._clients, self._writer.transactional_id, self._partition)
-            self.state = committed or await self._untouched()
-        if wanted is not None:
-            await self._move_to(wanted, self.state.next_step)
-        await self._read_from(self.state)
+        """Take the rank over and read from ``wanted``, else from the committed position, else from the beginning.
+
+        Raises FatalError where the broker cannot be reached, ConfigurationError where the committed position belongs
+        to another run or world size.
+        """
+        try:
+            state = self._state or await self._take_over()
+            if wanted is not None:
+                await self._move(state.next_step, wanted)
+            await self._read_from(self.standing)
+        except KafkaError as error:
+            where = self._settings.bootstrap_servers
+            raise FatalError(f"the stream cannot be opened at {where}: {type(error).__name__}: {error}") from error
 
     async def peek(self, timeout_seconds: float | None) -> StepRecords | None:
         """The next step, the same until `take`; None once stopped. Raises TimeoutError, or why reading failed."""
@@ -74,7 +84,7 @@ class RankSession:
 
     async def acknowledge(self, records: StepRecords, verdict: Verdict) -> None:
         """Outcomes, acknowledgement and position, in one transaction."""
-        header, state = records.header, self._standing
+        header, state = records.header, self.standing
         if header.step != state.next_step:
             raise FatalError(f"step {header.step} cannot be acknowledged, step {state.next_step} is next")
         after = state.replace(
@@ -84,7 +94,7 @@ class RankSession:
         )
         closing = closing_records(header, verdict, self._clock.now(), self._settings)
         await self._writer.write(closing, offsets_of(after, self._partition))
-        self.state = after
+        self._state = after
 
     async def end_of_stream(self) -> None:
         await self._writer.write([self._event(EndOfStream(run=self._settings.run, at=self._clock.now()))])
@@ -113,26 +123,34 @@ class RankSession:
         return self._reader
 
     @property
-    def _standing(self) -> StreamState:
-        if self.state is None:
+    def standing(self) -> StreamState:
+        if self._state is None:
             raise FatalError("the stream was never opened")
-        return self.state
+        return self._state
 
-    async def _untouched(self) -> StreamState:
-        """Nothing acknowledged yet: step 0 is awaited at the beginning of the log."""
-        offset = await beginning(self._clients, self._partition)
-        offsets = {str(self._partition.partition): offset}
+    async def _take_over(self) -> StreamState:
+        """Fence the former owner first: what it left open is decided before the committed position is read."""
+        await self._writer.start()
+        committed = await read_committed(self._clients, self._writer.transactional_id, self._partition)
+        self._state = committed or self._untouched()
+        return self._state
+
+    def _untouched(self) -> StreamState:
+        """Nothing acknowledged yet: step 0 is awaited, and it is the first in the log or was deleted."""
         return StreamState(
-            run=self._settings.run, next_step=0, offsets=offsets, world_size=self._expectation.world_size
+            run=self._settings.run,
+            next_step=0,
+            offsets={str(self._partition.partition): 0},
+            world_size=self._expectation.world_size,
         )
 
-    async def _move_to(self, wanted: StreamState, standing: int) -> None:
+    async def _move(self, standing: int, wanted: StreamState) -> None:
         if wanted.next_step != standing:
             rewound = Rewound(
                 run=wanted.run, next_step=wanted.next_step, rank=self._expectation.rank, at=self._clock.now()
             )
             await self._writer.write([self._event(rewound)], offsets_of(wanted, self._partition))
-        self.state = wanted
+        self._state = wanted
 
     def _event(self, event: Record) -> Outgoing:
         return outgoing(ACKS, str(self._expectation.rank), event, self._settings)
@@ -142,13 +160,15 @@ class RankSession:
         offset = state.check(run=expected.run, world_size=expected.world_size, partition=expected.rank)
         await self._stop_reading()
         assembler = StepAssembler(expected, state.next_step)
-        self._reader = BatchReader(self._clients, self._partition, assembler, self._prefetch_steps)
-        await self._reader.start(offset)
+        reader = BatchReader(self._clients, self._partition, assembler, self._prefetch_steps)
+        await reader.start(offset)
+        self._reader = reader
 
     async def _stop_reading(self) -> None:
         head, self._head = self._head, None
         if head is not None:
             head.cancel()
             await asyncio.gather(head, return_exceptions=True)
-        if self._reader is not None:
-            await self._reader.close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()

@@ -103,7 +103,7 @@ class BatchStream:
         """
         self._open()
         wait = self._timeout if timeout is None else timeout
-        while not (until is not None and until()):
+        while not (self._loop.closed or (until is not None and until())):
             records = self._await_step(wait)
             if records is None:
                 return
@@ -117,7 +117,7 @@ class BatchStream:
 
     def close(self) -> None:
         """End everything. Steps that are not acknowledged stay so. A second call does nothing."""
-        if self._session.state is not None:
+        if self._loop.running:
             self._loop.call(self._session.close())
         self._loop.close()
 
@@ -147,11 +147,9 @@ class BatchStream:
         return dict(self._counts)
 
     def _open(self) -> StreamState:
-        if self._session.state is None:
+        if not (self._session.is_open or self._loop.closed):
             self._loop.call(self._session.open())
-        if self._session.state is None:
-            raise ConfigurationError("the stream could not be opened")
-        return self._session.state
+        return self._session.standing
 
     def _await_step(self, wait: float | None) -> StepRecords | None:
         try:

@@ -30,7 +30,12 @@ class TransactionalWriter:
         self._one_at_a_time = asyncio.Lock()
 
     async def start(self) -> None:
-        """Fence the predecessor and end what it left open. Raises FatalError where the broker does not answer."""
+        """Fence the predecessor and end what it left open; nothing where it runs already.
+
+        Raises FatalError where the broker does not answer.
+        """
+        if self._producer is not None:
+            return
         producer = self._clients.producer(self.transactional_id)
         try:
             async with asyncio.timeout(self.deadline_seconds):

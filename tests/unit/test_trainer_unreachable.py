@@ -1,0 +1,42 @@
+"""Without a broker: loud, bounded, nothing left behind."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from rollmill.errors import ConfigurationError, FatalError
+from rollmill.settings import KafkaSettings
+from rollmill.trainer import BatchStream, PolicyPublisher
+
+
+@pytest.fixture
+def nowhere() -> Iterator[KafkaSettings]:
+    """An address that is taken and answers nobody."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield KafkaSettings(bootstrap_servers=f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_a_stream_says_that_it_cannot_begin(nowhere: KafkaSettings) -> None:
+    with BatchStream(settings=nowhere) as stream, pytest.raises(FatalError, match="no producer"):
+        stream.state_dict()
+
+
+def test_a_publisher_says_that_it_cannot_begin(nowhere: KafkaSettings) -> None:
+    with PolicyPublisher(settings=nowhere) as publisher, pytest.raises(FatalError, match="no producer"):
+        publisher.update(1)
+
+
+def test_a_stream_that_was_never_used_touches_no_broker(nowhere: KafkaSettings) -> None:
+    stream = BatchStream(settings=nowhere)
+    stream.stop()
+    stream.close()
+    with pytest.raises(FatalError):
+        stream.state_dict()
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(1, 1), (-1, 1), (0, 9)])
+def test_a_rank_that_cannot_be_is_refused(rank: int, world_size: int) -> None:
+    with pytest.raises(ConfigurationError, match="ranks count from 0"):
+        BatchStream(rank, world_size, settings=KafkaSettings(batch_partitions=8))

@@ -13,6 +13,7 @@ from rollmill.models import Trace, TraceTurn, VersionRun, VersionRuns, append_ru
 from rollmill_builder.branches import Branch
 from rollmill_builder.calls import Call
 from rollmill_builder.messages import Message
+from rollmill_builder.splice import ended_by_token
 
 Ids = npt.NDArray[np.int32]
 
@@ -114,5 +115,15 @@ def _metadata(branch: Branch, branch_of: Mapping[tuple[str, int], str]) -> dict[
         "drift": sum(splice.drift > 0 for splice in branch.splices),
         "policy": branch.first.record.policy.name,
     }
-    fingerprint = branch.first.record.fingerprint
-    return found if fingerprint is None else {**found, "fingerprint": fingerprint}
+    flags = {"fingerprint": branch.first.record.fingerprint, "duplicate_end_tokens": _duplicate_ends(branch)}
+    return found | {name: value for name, value in flags.items() if value}
+
+
+def _duplicate_ends(branch: Branch) -> int:
+    """How often the template wrote an end-of-turn token after one that was sampled."""
+    joins = zip(branch.calls, branch.calls[1:], branch.splices, strict=False)
+    return sum(_is_doubled(before, call.prompt_ids[splice.resume :]) for before, call, splice in joins)
+
+
+def _is_doubled(before: Call, context: Ids) -> bool:
+    return ended_by_token(before) and len(context) > 0 and int(context[0]) == int(before.reply_ids[-1])

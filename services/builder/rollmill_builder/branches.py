@@ -141,6 +141,7 @@ def _rewritten(before: Call, first: Call) -> str | None:
         return None
     if system_of(before.messages) != system_of(first.messages):
         return "system_changed"
-    if first.messages[: len(before.messages)] != before.messages:
+    grown = len(first.messages) > len(before.messages)
+    if not grown or first.messages[: len(before.messages)] != before.messages:
         return None
     return "history_shrunk" if len(first.prompt) < before.size else "prefix_rewritten"

@@ -78,26 +78,23 @@ def test_an_unknown_path_names_the_known_ones(server: HealthServer) -> None:
 
 
 @pytest.fixture
-def json_logs(capsys: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+def _logging_restored() -> Iterator[None]:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
-    configure_logging(service="builder", level="INFO", as_json=True)
-    yield capsys
+    yield
     root.handlers[:], root.level = before, level
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
 
 
-def test_logs_are_json_lines_with_context_and_without_secrets(json_logs: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("_logging_restored")
+def test_logs_are_json_lines_with_context_and_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(service="builder", level="INFO", as_json=True)
     secrets = {"sasl_password": "hunter2", "session_token": "t", "Authorization": "Bearer x"}
     structlog.get_logger("rollmill.test").info("refused", task="builder.3", offset=17, tokens=5, **secrets)
     logging.getLogger("some.library").warning("plain %s", "text")
-    ours, theirs = (json.loads(line) for line in json_logs.readouterr().err.splitlines())
-    assert (ours["event"], ours["service"], ours["task"], ours["offset"]) == (
-        "record refused",
-        "builder",
-        "builder.3",
-        17,
-    )
-    assert ours["sasl_password"] == "***"
+    ours, theirs = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (ours["event"], ours["service"], ours["task"], ours["offset"]) == ("refused", "builder", "builder.3", 17)
+    assert {ours[name] for name in secrets} == {"***"}
+    assert ours["tokens"] == 5
     assert (theirs["event"], theirs["level"]) == ("plain text", "warning")

@@ -1,0 +1,5 @@
+from rollmill.app import run
+from rollmill_evaluator.app import build
+from rollmill_evaluator.settings import EvaluatorSettings
+
+raise SystemExit(run(build(EvaluatorSettings())))

@@ -1,0 +1,87 @@
+"""One record of ``built`` answered: every evaluator of its spec has run and its word is on ``evaluations``."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from rollmill.codec import decode
+from rollmill.errors import PoisonRecordError
+from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
+from rollmill.telemetry.metrics import Metrics
+from rollmill.topics import partition_of
+from rollmill_evaluator.grading import Grader, wire
+from rollmill_evaluator.group import Received
+
+log = structlog.get_logger(__name__)
+
+Publish = Callable[[str, bytes], Awaitable[None]]
+"""Takes a session id and the JSON of an evaluation; returns once it is in the log."""
+
+
+@dataclass
+class Answering:
+    """Handles records of ``built``; a record is finished when this returns.
+
+    A record that cannot be read, or lies on a wrong partition, is counted and passed over: the reward-merger reads
+    the same record and is the one to set it aside, so that nothing is dead-lettered or counted twice.
+    """
+
+    grader: Grader
+    publish: Publish
+    metrics: Metrics
+    partitions: int
+    concurrency: int
+    """Evaluations at once, for each strategy by itself: a slow one does not take the places of a quick one."""
+    _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    _running: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    async def answer(self, received: Received) -> None:
+        trajectory = self._read(received)
+        if trajectory is None:
+            return
+        digest = hashlib.blake2b(received.value or b"", digest_size=16).hexdigest()
+        async with asyncio.TaskGroup() as group:
+            for spec in trajectory.spec.evaluators:
+                group.create_task(self._evaluate(trajectory, digest, spec))
+
+    def _read(self, received: Received) -> Trajectory | None:
+        try:
+            trajectory: Trajectory = decode(Trajectory, received.value, received.headers)
+        except PoisonRecordError as error:
+            log.warning("unreadable record passed over", reason=error.reason, offset=received.offset)
+            self.metrics.count("unreadable_records")
+            return None
+        if partition_of(trajectory.session_id.encode(), self.partitions) != received.partition:
+            self.metrics.count("misplaced_records")
+            return None
+        return trajectory
+
+    async def _evaluate(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> None:
+        places = self._places.setdefault(spec.strategy, asyncio.Semaphore(self.concurrency))
+        async with places:
+            evaluation = await self.grader.grade(trajectory, digest, spec)
+        await self.publish(trajectory.session_id, wire(evaluation, self.grader.limits.bytes))
+        self._count(evaluation, spec)
+
+    def _count(self, evaluation: Evaluation, spec: EvaluatorSpec) -> None:
+        verdict = "graded" if evaluation.not_graded is None else "not_graded"
+        self.metrics.count("evaluations", evaluator=spec.strategy, verdict=verdict)
+        self.metrics.observe("evaluation_seconds", evaluation.duration_seconds or 0.0, evaluator=spec.strategy)
+        if evaluation.not_graded is not None:
+            log.info(
+                "not graded",
+                session=trajectory_name(evaluation),
+                evaluator=spec.label,
+                reason=evaluation.not_graded,
+                error=evaluation.metadata.get("error"),
+            )
+
+
+def trajectory_name(evaluation: Evaluation) -> str:
+    return f"{evaluation.session_id}:{evaluation.attempt}"

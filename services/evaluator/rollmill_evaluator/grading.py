@@ -1,0 +1,173 @@
+"""One evaluator on one trajectory: run under a deadline, retried where that helps, its failures never a number."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import stamina
+from pydantic import ValidationError
+
+from rollmill.errors import RetryableError
+from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, Trajectory, dump_json
+from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry
+from rollmill.telemetry.clock import Clock
+
+EVALUATOR_ERROR = "evaluator_error"
+EVALUATOR_TIMEOUT = "evaluator_timeout"
+INVALID_RESULT = "invalid_result"
+
+MAX_ERROR = 2000
+"""Characters of an error's text that are kept."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one evaluation may take."""
+
+    seconds: float
+    """Longest time, all tries together; a session's ``evaluation_seconds`` can only shorten it."""
+    attempts: int
+    """Tries, where an evaluator raises RetryableError."""
+    retry_seconds: float
+    """Wait before the second try; doubled, with jitter, before each further one."""
+    bytes: int
+    """Of one record on ``evaluations``."""
+
+
+@dataclass(frozen=True)
+class Grader:
+    """Turns (trajectory, evaluator spec) into an `Evaluation`. Raises nothing but cancellation."""
+
+    registry: StrategyRegistry[BaseTrajectoryEvaluator]
+    limits: Limits
+    clock: Clock
+
+    async def grade(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> Evaluation:
+        """The evaluation of ``trajectory``; ``digest`` is that of its record on ``built``."""
+        began = time.perf_counter()
+        result, version = await self._result(trajectory, spec)
+        return Evaluation(
+            **{name: getattr(result, name) for name in EvalResult.model_fields},
+            evaluation_id=evaluation_id(trajectory, digest, spec),
+            session_id=trajectory.session_id,
+            attempt=trajectory.attempt,
+            evaluator=spec.label,
+            version=version,
+            duration_seconds=time.perf_counter() - began,
+            at=self.clock.now(),
+        )
+
+    async def _result(self, trajectory: Trajectory, spec: EvaluatorSpec) -> tuple[EvalResult, str | None]:
+        try:
+            evaluator = self.registry.create(spec)
+            version = getattr(evaluator, "version", None)
+            seconds = min(self.limits.seconds, trajectory.spec.evaluation_seconds)
+            result = await self._within(seconds, evaluator, trajectory)
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            return EvalResult(not_graded=EVALUATOR_ERROR, metadata=_error(error)), None
+        except (Exception, SystemExit) as error:  # foreign code can raise anything, and none of it is a number
+            return EvalResult(not_graded=_reason(error), metadata=_error(error)), None
+        return result, None if version is None else str(version)
+
+    async def _within(self, seconds: float, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory) -> EvalResult:
+        """The result within ``seconds``. The evaluator's own timeouts are its errors, ours is its timeout."""
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                return checked(await self._with_retries(evaluator, trajectory, seconds))
+        except TimeoutError as error:
+            if deadline.expired():
+                return EvalResult(not_graded=EVALUATOR_TIMEOUT, metadata={"seconds": seconds})
+            return EvalResult(not_graded=EVALUATOR_ERROR, metadata=_error(error))
+
+    async def _with_retries(
+        self, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory, seconds: float
+    ) -> EvalResult:
+        ends = time.monotonic() + seconds
+        async for attempt in stamina.retry_context(
+            on=RetryableError,
+            attempts=self.limits.attempts,
+            timeout=seconds,
+            wait_initial=self.limits.retry_seconds,
+            wait_jitter=self.limits.retry_seconds,
+        ):
+            with attempt:
+                left = max(0.0, ends - time.monotonic())
+                return await evaluator.evaluate(trajectory, EvaluationContext(deadline_seconds=left))
+        raise RuntimeError("no try was made")
+
+
+def evaluation_id(trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> str:
+    """Equal for the same evaluator on the same record, so that a repeat is a duplicate (RULES V1)."""
+    content = [trajectory.session_id, trajectory.attempt, digest, spec.model_dump(mode="json")]
+    return hashlib.blake2b(dump_json(content), digest_size=16).hexdigest()
+
+
+def checked(result: object) -> EvalResult:
+    """The result, if it is one: validated again, since a model can be built past its validators."""
+    if not isinstance(result, EvalResult):
+        raise InvalidResultError(f"an EvalResult is expected, not {type(result).__name__}")
+    try:
+        return EvalResult.model_validate({name: getattr(result, name) for name in EvalResult.model_fields})
+    except ValidationError as error:
+        raise InvalidResultError(str(error)) from error
+
+
+class InvalidResultError(Exception):
+    """An evaluator's answer is no valid result."""
+
+
+def _is_cancelled() -> bool:
+    """True: this task is to end. False: the evaluator raised CancelledError by itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _reason(error: BaseException) -> str:
+    """An evaluator that builds an invalid result meets the model's own refusal."""
+    refused = isinstance(error, ValidationError) and error.title == EvalResult.__name__
+    return INVALID_RESULT if refused or isinstance(error, InvalidResultError) else EVALUATOR_ERROR
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    return {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR]}
+
+
+def wire(evaluation: Evaluation, limit: int) -> bytes:
+    """JSON of an evaluation in at most ``limit`` bytes.
+
+    Numbers of numpy in the metadata become JSON numbers. Metadata that is too large or has no JSON form is replaced
+    by a note and the grade stays; only a grade that is too large by itself is given up (``invalid_result``).
+    """
+    for version in (evaluation, _noted(evaluation), _given_up(evaluation, limit)):
+        packed = _packed(version)
+        if packed is not None and len(packed) <= limit:
+            return packed
+    raise ValueError(f"a limit of {limit} bytes holds no evaluation at all")
+
+
+def _packed(evaluation: Evaluation) -> bytes | None:
+    try:
+        return orjson.dumps(evaluation.model_dump(), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    except (TypeError, ValueError):  # ValueError: the metadata contains itself
+        return None
+
+
+def _noted(evaluation: Evaluation) -> Evaluation:
+    return evaluation.replace(metadata={"dropped": "the evaluator's metadata is too large or has no JSON form"})
+
+
+def _given_up(evaluation: Evaluation, limit: int) -> Evaluation:
+    return evaluation.replace(
+        outcome_reward=None,
+        trace_rewards=None,
+        components=None,
+        not_graded=INVALID_RESULT,
+        metadata={"error": f"the result is larger than {limit} bytes"},
+    )

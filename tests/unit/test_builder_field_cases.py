@@ -211,7 +211,7 @@ def test_what_cannot_be_trained_is_excluded_by_reason() -> None:
         completion("c5", None, [21, 22, 23, 901], at=5.0),
         completion("c6", P, [], at=6.0),
         completion("c7", P, choice([21, 901], trainable=False, untrainable_reason="ids 2 != usage 3"), at=7.0),
-        completion("c8", [4], (), at=8.0, status=CallStatus.ERROR, usage_completion_tokens=3),
+        completion("c8", [4], None, at=8.0, status=CallStatus.ERROR, usage_completion_tokens=3).replace(choices=()),
     )
     assert {item.reason: item.tokens for item in trajectory.excluded} == {
         "aux": 2,
@@ -239,14 +239,14 @@ def test_messages_of_a_merged_trace_are_the_whole_conversation() -> None:
     assert trace.response_messages.index(b"2?") < trace.response_messages.index(b'"b"')
 
 
-def test_merging_a_long_session_compares_bytes_not_lists(benchmark_turns: int = 300) -> None:
+def test_merging_a_long_session_compares_bytes_not_lists() -> None:
     """300 turns in eight interleaved chains of up to 60k tokens: seconds would mean quadratic lists."""
     records, prompts = [], {agent: [agent, *range(10, 1000)] for agent in range(8)}
-    for turn in range(benchmark_turns):
+    for turn in range(300):
         agent = turn % 8
         prompt = prompts[agent]
         records.append(completion(f"c{turn:03d}", prompt, [5, 6, 9], at=1.0 + turn))
         prompts[agent] = [*prompt, 5, 6, 9, *range(20, 1500)]
     trajectory = built(*records)
     assert len(trajectory.traces) == 8
-    assert trajectory.metadata["merge_ratio"] == 8 / benchmark_turns
+    assert trajectory.metadata["merge_ratio"] == 8 / 300

@@ -37,14 +37,20 @@ class Acknowledgements(Record):
         if event.world_size != self.world_size:
             known = Acknowledgements(world_size=event.world_size, base=self.acknowledged)
         reached = max(known.next_steps.get(event.rank, known.base), event.step + 1)
-        return known.replace(next_steps=dict(sorted({**known.next_steps, event.rank: reached}.items())))
+        return known._with(event.rank, reached)
 
-    def rewound(self, next_step: int) -> Acknowledgements:
-        """Steps from ``next_step`` on are open again (RULES A4)."""
+    def rewound(self, event: Rewound) -> Acknowledgements:
+        """Steps from ``event.next_step`` on are open again, for the rank that went back or for all (RULES A4)."""
+        if event.rank is not None:
+            held = self.next_steps.get(event.rank, self.base)
+            return self._with(event.rank, min(held, event.next_step))
         return self.replace(
-            base=min(self.base, next_step),
-            next_steps={rank: min(step, next_step) for rank, step in self.next_steps.items()},
+            base=min(self.base, event.next_step),
+            next_steps={rank: min(step, event.next_step) for rank, step in self.next_steps.items()},
         )
+
+    def _with(self, rank: int, next_step: int) -> Acknowledgements:
+        return self.replace(next_steps=dict(sorted({**self.next_steps, rank: next_step}.items())))
 
 
 class Progress(Record):
@@ -84,5 +90,5 @@ class Progress(Record):
         if isinstance(event, EndOfStream):
             return self.replace(end_of_stream=True)
         if isinstance(event, Rewound):
-            return self.replace(acks=self.acks.rewound(event.next_step), end_of_stream=False)
+            return self.replace(acks=self.acks.rewound(event), end_of_stream=False)
         return self.replace(acks=self.acks.after(event))

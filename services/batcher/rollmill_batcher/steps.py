@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,20 +41,8 @@ def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rul
     places = plan([trace.size for trace in traces], rules.micro_batch, rules.world_size, cut.seed)
     real = sum(bool(members) for share in places for members in share)
     header = BatchHeader(
-        run=rules.run,
-        policy=rules.policy,
-        batch_id=cut.batch_id or "",
-        step=cut.step,
-        rank=0,
-        world_size=rules.world_size,
-        micro_batch=0,
+        **_of_cut(cut, clock, rules),
         micro_batches=len(places[0]),
-        policy_version=cut.policy_version,
-        forks=dict(clock.forks),
-        max_staleness=rules.staleness.limit,
-        queued_steps=cut.queued_steps,
-        advantage=rules.learning.name,
-        loss_weighting=rules.learning.weighting.value,
         denominators=denominators(rules.learning.weighting, shares, weights),
         staleness_histogram=clock.histogram(trace.trace for trace in traces),
         packing_efficiency=sum(trace.tokens for trace in traces) / (real * rules.micro_batch.tokens),
@@ -61,6 +50,25 @@ def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rul
     )
     lines = [Line(t.trace, row, t.advantage, weights[row]) for row, t in enumerate(traces)]
     return tuple(_records(header, lines, places))
+
+
+def _of_cut(cut: Cut, clock: PolicyClock, rules: Rules) -> dict[str, Any]:
+    """Header fields that the cut and the rules decide; rank and micro-batch are filled in for each record."""
+    return {
+        "run": rules.run,
+        "policy": rules.policy,
+        "batch_id": cut.batch_id,
+        "step": cut.step,
+        "rank": 0,
+        "world_size": rules.world_size,
+        "micro_batch": 0,
+        "policy_version": cut.policy_version,
+        "forks": dict(clock.forks),
+        "max_staleness": rules.staleness.limit,
+        "queued_steps": cut.queued_steps,
+        "advantage": rules.learning.name,
+        "loss_weighting": rules.learning.weighting.value,
+    }
 
 
 def advantages(step: Sequence[JudgedGroup], learning: Learning) -> Advantages:

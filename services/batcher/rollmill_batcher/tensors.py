@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import orjson
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
-from rollmill.codec import JSON, decode
 from rollmill.models import BatchHeader, Trace, dump_json
 
 HEADER = "header"
@@ -82,14 +80,6 @@ def dump(header: BatchHeader, tensors: Mapping[str, Array]) -> bytes:
     """The record: safetensors with the header as JSON in its metadata. Equal content gives equal bytes."""
     text = dump_json(header.model_dump(mode="json")).decode()
     return save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}, metadata={HEADER: text})
-
-
-def read(payload: bytes) -> tuple[BatchHeader, Tensors]:
-    """Header and tensors of a record."""
-    length = int.from_bytes(payload[:8], "little")
-    text = orjson.loads(payload[8 : 8 + length])["__metadata__"][HEADER]
-    header: BatchHeader = decode(BatchHeader, text.encode(), (("content-type", JSON.encode()),))
-    return header, dict(load(payload))
 
 
 def _over_tokens(

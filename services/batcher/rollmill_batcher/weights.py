@@ -6,6 +6,7 @@ divided by ``Denominators.weighted_tokens``. It does not depend on how traces ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,8 +54,9 @@ def _inverse(keys: Sequence[Hashable], shares: Sequence[Share]) -> list[float]:
 
 
 def denominators(weighting: LossWeighting, shares: Sequence[Share], weights: Sequence[float]) -> Denominators:
+    """Step-wide sums, exact, so that no order of traces matters."""
     rollouts = len({share.rollout for share in shares})
-    total = sum(share.tokens * weight for share, weight in zip(shares, weights, strict=True))
+    total = math.fsum(share.tokens * weight for share, weight in zip(shares, weights, strict=True))
     return Denominators(
         tokens=sum(share.tokens for share in shares),
         weighted_tokens=float(rollouts) if weighting is LossWeighting.CONSTANT else total,

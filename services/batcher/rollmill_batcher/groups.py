@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 from rollmill.models import Trajectory
 
@@ -59,7 +60,10 @@ def moved(state: GroupState, event: GroupEvent) -> GroupState:
 
 @dataclass(frozen=True)
 class Group:
-    """The trajectories that wait for one group, sorted by (session, attempt), whatever order they came in."""
+    """The trajectories that wait for one group, sorted by (session, attempt), whatever order they came in.
+
+    Immutable, so what every tick asks of it is computed once.
+    """
 
     group_id: str
     members: tuple[Trajectory, ...] = ()
@@ -77,7 +81,7 @@ class Group:
         ordered = sorted([*others, member], key=lambda m: (m.session_id, m.attempt))
         return replace(self, members=tuple(ordered))
 
-    @property
+    @cached_property
     def current(self) -> tuple[Trajectory, ...]:
         """The highest attempt of every session: a second attempt stands for the first (RULES S2)."""
         newest = {member.session_id: member for member in self.members}
@@ -88,26 +92,26 @@ class Group:
         kept = {(member.session_id, member.attempt) for member in self.current}
         return tuple(m for m in self.members if (m.session_id, m.attempt) not in kept)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Members that the sessions announced; the largest number where they differ."""
         return max(member.spec.group_size for member in self.members)
 
-    @property
+    @cached_property
     def is_full(self) -> bool:
         return len(self.current) >= self.size
 
-    @property
+    @cached_property
     def opened_at(self) -> float:
         """Of the session that opened first, event time."""
         return min(member.opened_at for member in self.members)
 
-    @property
+    @cached_property
     def first_end(self) -> float:
         """When the first member ended, event time: the group's deadline counts from here."""
         return min(member.closed_at for member in self.members)
 
-    @property
+    @cached_property
     def last_end(self) -> float:
         return max(member.closed_at for member in self.members)
 

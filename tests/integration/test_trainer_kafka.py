@@ -238,6 +238,31 @@ def test_the_newest_checkpoint_is_no_rewind(settings: KafkaSettings) -> None:
     assert not any(isinstance(item, Rewound) for item in everything(settings, ACKS))
 
 
+def test_a_checkpoint_from_before_the_first_step_is_no_rewind(settings: KafkaSettings) -> None:
+    with BatchStream(settings=settings) as stream:
+        beginning = stream.state_dict()
+        stream.load_state_dict(beginning)
+    cut(settings, 0)
+    with BatchStream(settings=settings) as stream:
+        assert stream.state_dict() == beginning
+        assert numbers(take(stream, 1)) == [0]
+    assert [type(item) for item in everything(settings, ACKS)] == [StepAcknowledged]
+
+
+def test_a_checkpoint_ahead_of_a_rewind_is_acknowledged_again(settings: KafkaSettings) -> None:
+    cut(settings, 0, 1, 2)
+    with BatchStream(settings=settings) as stream:
+        take(stream, 1)
+        early = stream.state_dict()
+        take(stream, 2)
+        late = stream.state_dict()
+        stream.load_state_dict(early)
+        stream.load_state_dict(late)
+    events = everything(settings, ACKS)
+    assert [item.step for item in events if isinstance(item, StepAcknowledged)] == [0, 1, 2, 1, 2]
+    assert [item.batch_id for item in events[-2:]] == ["batch-1", "batch-2"]
+
+
 def test_a_rewind_voids_open_steps_and_holds_after_a_crash(settings: KafkaSettings) -> None:
     cut(settings, 0, 1)
     with BatchStream(settings=settings) as stream:

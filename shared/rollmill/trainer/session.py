@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
@@ -10,11 +11,11 @@ from aiokafka.errors import KafkaError
 from rollmill.errors import FatalError
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.transaction import Outgoing
-from rollmill.models import EndOfStream, Record, Rewound
+from rollmill.models import BatchHeader, EndOfStream, Record, Rewound
 from rollmill.settings import KafkaSettings
 from rollmill.telemetry.clock import Clock
 from rollmill.topics import ACKS, BATCHES
-from rollmill.trainer.acknowledging import closing_records, outgoing
+from rollmill.trainer.acknowledging import acknowledgement, closing_records, outgoing
 from rollmill.trainer.assembly import Expectation, StepAssembler, StepRecords
 from rollmill.trainer.committed import offsets_of, read_committed
 from rollmill.trainer.gate import Verdict
@@ -40,6 +41,7 @@ class RankSession:
         self._head: asyncio.Task[StepRecords] | None = None
         self._stop = asyncio.Event()
         self._state: StreamState | None = None
+        self._committed: StreamState | None = None
 
     @property
     def is_open(self) -> bool:
@@ -52,9 +54,10 @@ class RankSession:
         to another run or world size.
         """
         try:
-            state = self._state or await self._take_over()
+            if self._state is None:
+                await self._take_over()
             if wanted is not None:
-                await self._move(state.next_step, wanted)
+                await self._move(wanted)
             await self._read_from(self.standing)
         except KafkaError as error:
             where = self._settings.bootstrap_servers
@@ -93,8 +96,7 @@ class RankSession:
             offsets={str(self._partition.partition): records.next_offset},
         )
         closing = closing_records(header, verdict, self._clock.now(), self._settings)
-        await self._writer.write(closing, offsets_of(after, self._partition))
-        self._state = after
+        await self._commit(closing, after)
 
     async def end_of_stream(self) -> None:
         await self._writer.write([self._event(EndOfStream(run=self._settings.run, at=self._clock.now()))])
@@ -128,12 +130,11 @@ class RankSession:
             raise FatalError("the stream was never opened")
         return self._state
 
-    async def _take_over(self) -> StreamState:
+    async def _take_over(self) -> None:
         """Fence the former owner first: what it left open is decided before the committed position is read."""
         await self._writer.start()
-        committed = await read_committed(self._clients, self._writer.transactional_id, self._partition)
-        self._state = committed or self._untouched()
-        return self._state
+        self._committed = await read_committed(self._clients, self._writer.transactional_id, self._partition)
+        self._state = self._committed or self._untouched()
 
     def _untouched(self) -> StreamState:
         """Nothing acknowledged yet: step 0 is awaited, and it is the first in the log or was deleted."""
@@ -144,25 +145,49 @@ class RankSession:
             world_size=self._expectation.world_size,
         )
 
-    async def _move(self, standing: int, wanted: StreamState) -> None:
-        if wanted.next_step != standing:
-            rewound = Rewound(
-                run=wanted.run, next_step=wanted.next_step, rank=self._expectation.rank, at=self._clock.now()
-            )
-            await self._writer.write([self._event(rewound)], offsets_of(wanted, self._partition))
+    async def _move(self, wanted: StreamState) -> None:
+        """Make the log agree with a checkpoint: steps above it are taken back, steps below it are acknowledged."""
+        known = self._committed
+        if known is None or wanted.next_step < known.next_step:
+            await self._commit([self._event(self._rewound(wanted))] if wanted.next_step or known else [], wanted)
+        elif wanted.next_step > known.next_step:
+            passed = await self._headers(known, wanted.next_step - known.next_step)
+            await self._commit([self._event(acknowledgement(each, self._clock.now())) for each in passed], wanted)
         self._state = wanted
+
+    async def _headers(self, known: StreamState, count: int) -> list[BatchHeader]:
+        """Of the next steps: another lineage has trained them, and this one went back before them meanwhile."""
+        reader = await self._reader_from(known)
+        try:
+            async with asyncio.timeout(self._writer.deadline_seconds):
+                return [(await reader.next_step()).header for _ in range(count)]
+        except TimeoutError:
+            raise FatalError(f"the state is {count} steps ahead of the log of run {known.run!r}") from None
+        finally:
+            await reader.close()
+
+    async def _commit(self, records: Sequence[Outgoing], state: StreamState) -> None:
+        await self._writer.write(records, offsets_of(state, self._partition))
+        self._state = self._committed = state
+
+    def _rewound(self, wanted: StreamState) -> Rewound:
+        rank = self._expectation.rank
+        return Rewound(run=wanted.run, next_step=wanted.next_step, rank=rank, at=self._clock.now())
 
     def _event(self, event: Record) -> Outgoing:
         return outgoing(ACKS, str(self._expectation.rank), event, self._settings)
 
     async def _read_from(self, state: StreamState) -> None:
+        await self._stop_reading()
+        self._reader = await self._reader_from(state)
+
+    async def _reader_from(self, state: StreamState) -> BatchReader:
         expected = self._expectation
         offset = state.check(run=expected.run, world_size=expected.world_size, partition=expected.rank)
-        await self._stop_reading()
         assembler = StepAssembler(expected, state.next_step)
         reader = BatchReader(self._clients, self._partition, assembler, self._prefetch_steps)
         await reader.start(offset)
-        self._reader = reader
+        return reader
 
     async def _stop_reading(self) -> None:
         head, self._head = self._head, None

@@ -1,0 +1,48 @@
+"""A log in memory, for programs that only append: it acknowledges, fails or keeps them waiting as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollmill.codec import CONTENT_TYPE, decode
+from rollmill.topics import Topic
+
+
+@dataclass(frozen=True)
+class Appended:
+    topic: Topic
+    key: str
+    value: bytes
+
+    @property
+    def record(self) -> Any:
+        """The value, decoded by the topic's model."""
+        return decode(self.topic.model, self.value, ((CONTENT_TYPE, self.topic.format.encode()),))
+
+
+@dataclass
+class MemorySink:
+    """Clear ``open`` to hold every acknowledgement back; set ``failure`` to raise it in place of the next ones."""
+
+    appended: list[Appended] = field(default_factory=list)
+    failure: Exception | None = None
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when an append has been asked for."""
+
+    def __post_init__(self) -> None:
+        self.open.set()
+
+    async def append(self, topic: Topic, key: str, value: bytes) -> None:
+        """Keep the record once ``open`` is set."""
+        self.asked.set()
+        await self.open.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.appended.append(Appended(topic, key, value))
+
+    def of(self, topic: Topic) -> list[Any]:
+        """The decoded records of one topic, in order."""
+        return [item.record for item in self.appended if item.topic is topic]

@@ -1,0 +1,112 @@
+"""Records of calls: versions, sampling, and what goes first when one is too large."""
+
+import numpy as np
+import orjson
+import pytest
+
+from rollmill.codec import decode, encode
+from rollmill.models import CallKind, CallStatus, CompletionEvent, CompletionRecord, PolicyVersion
+from rollmill_capture.engines import ReadChoice, Reading
+from rollmill_capture.engines.logprobs import as_ids
+from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, sampling_of, skeleton
+from rollmill_capture.routes import Target
+from rollmill_capture.served import serve
+from rollmill_capture.settings import Route, VersionSource
+from rollmill_capture.versions import read_stamp, version_span
+
+TOKENS = 500
+
+
+def call(**fields: object) -> Call:
+    body = {"messages": [{"role": "user", "content": "x" * 3000}], "logprobs": False, **fields}
+    return Call(
+        session_id="s",
+        attempt=1,
+        completion_id="c",
+        kind=CallKind.AGENT,
+        target=Target(Route(), "http://engine/v1", None),
+        served=serve(orjson.dumps(body), body),
+        started_at=1.0,
+        announced=PolicyVersion(),
+    )
+
+
+def record() -> CompletionRecord:
+    choice = ReadChoice(
+        index=0,
+        token_ids=np.arange(TOKENS, dtype=np.int32),
+        logprobs=np.full(TOKENS, -0.5, dtype=np.float32),
+        message=b'{"content":"y"}',
+        finish_reason="stop",
+    )
+    reading = Reading(choices=(choice,), prompt_ids=np.arange(9, dtype=np.int32), usage=(9, TOKENS))
+    ending = Ending(CallStatus.OK, reading, 200, response=b'{"x":"' + b"z" * 3000 + b'"}')
+    return completion_record(call(), ending, ended_at=2.0, announced=PolicyVersion())
+
+
+def fitted(limit: int) -> CompletionRecord | None:
+    value = fitting_bytes(record(), limit)
+    found: CompletionRecord | None = None if value is None else decode(CompletionEvent, value)
+    return found
+
+
+def test_a_record_that_fits_is_whole() -> None:
+    assert fitted(1_000_000) == record()
+
+
+@pytest.mark.parametrize(
+    ("spared", "dropped"),
+    [(3000, ["original_request"]), (9000, ["original_request", "request.messages", "response"])],
+)
+def test_text_goes_in_order_and_ids_never(spared: int, dropped: list[str]) -> None:
+    whole = record()
+    found = fitted(len(encode(whole)) - spared)
+    assert found is not None
+    assert found.metadata["dropped_for_size"] == dropped
+    assert found.original_request is None
+    assert (found.response is None) == ("response" in dropped)
+    assert b"messages" not in (found.request or b"") or "request.messages" not in dropped
+    assert (found.choices, found.prompt_ids is not None) == (whole.choices, True)
+
+
+def test_what_cannot_be_made_to_fit_leaves_a_count_of_its_tokens() -> None:
+    assert fitted(100) is None
+    left = skeleton(record())
+    assert (left.status, left.error, left.choices) == (CallStatus.INCOMPLETE, "too_large", ())
+    assert left.usage_completion_tokens == TOKENS
+
+
+def test_sampling_is_what_the_request_says_and_nothing_is_guessed() -> None:
+    said = sampling_of(call(temperature=0, top_p=0.9, top_k=20))
+    assert (said.temperature, said.top_p, said.top_k) == (0.0, 0.9, 20)
+    odd = sampling_of(call(temperature="hot", top_p=7, top_k=True))
+    assert (odd.temperature, odd.top_p, odd.top_k) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "version"),
+    [("7", (2, 7)), ("3:7", (3, 7)), ("007", (2, 7)), ("default", None), ("", None), ("-1", None), ("v7", None)],
+)
+def test_a_weight_version_is_a_number_or_an_epoch_and_a_number(stamp: str, version: tuple[int, int] | None) -> None:
+    assert read_stamp(stamp, epoch=2) == (None if version is None else PolicyVersion(*version))
+
+
+def test_weights_that_change_in_mid_reply_give_both_versions_and_announced_ones_do_not_count() -> None:
+    old, new = PolicyVersion(0, 4), PolicyVersion(0, 5)
+    span = version_span(Route(), ("4", "5"), PolicyVersion(0, 9), PolicyVersion(0, 9))
+    assert (span.before, span.after) == (old, new)
+    announced = version_span(Route(version_source=VersionSource.ANNOUNCED), ("9",), old, new)
+    assert (announced.before, announced.after) == (old, new)
+
+
+@pytest.mark.parametrize("value", [None, "1,2", [1, True], [1.0], [-1], [2**31], ["1"]])
+def test_what_is_no_list_of_ids_is_not_taken_for_one(value: object) -> None:
+    assert as_ids(value) is None
+
+
+def test_more_logprobs_than_ids_say_nothing() -> None:
+    choice = ReadChoice(0, np.array([1], dtype=np.int32), np.array([-0.1, -0.2], dtype=np.float32))
+    reading = Reading(choices=(choice,), prompt_ids=np.array([1], dtype=np.int32))
+    found = completion_record(call(), Ending(CallStatus.OK, reading), ended_at=2.0, announced=PolicyVersion())
+    assert found.choices[0].logprobs is None
+    assert found.choices[0].untrainable_reason == "logprobs(2)!=ids(1)"

@@ -1,0 +1,287 @@
+"""Opening, showing and closing sessions through the HTTP application."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from rollmill.errors import InvalidInputError
+from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionSpec, SessionState, SessionStatus
+from rollmill.telemetry.clock import ManualClock
+from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.asgi import AsgiCall
+from rollmill.testing.sink import MemorySink
+from rollmill.topics import COMPLETIONS, SESSIONS
+from rollmill_capture.app import Parts, assemble
+from rollmill_capture.sessions import InFlight, SessionTable
+from rollmill_capture.settings import CaptureSettings
+from rollmill_capture.sink import NotAcknowledgedError
+from rollmill_capture.upstream import Upstream
+from rollmill_capture.versions import Announced
+
+WAIT = 5.0
+SPEC = {"task_id": "t1", "group_id": "g1", "group_size": 8, "evaluators": [{"strategy": "known"}]}
+
+
+def known_only(spec: SessionSpec) -> None:
+    for evaluator in spec.evaluators:
+        if evaluator.strategy != "known":
+            raise InvalidInputError(f"unknown evaluator {evaluator.strategy!r}: known are known")
+
+
+@dataclass
+class Elsewhere:
+    """A table position whose next record arrives only when something waits for it."""
+
+    table: SessionTable
+    arrives: SessionEntry | None = None
+
+    async def end_offsets(self) -> dict[int, int]:
+        return {0: 1}
+
+    async def reached(self, ends: object) -> None:
+        del ends
+        if self.arrives is not None:
+            self.table.apply(self.arrives.session_id, self.arrives)
+
+
+@dataclass
+class Desk:
+    sink: MemorySink = field(default_factory=MemorySink)
+    table: SessionTable = field(default_factory=SessionTable)
+    engine: asyncio.Event = field(default_factory=asyncio.Event)
+    called: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.elsewhere = Elsewhere(self.table)
+        client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+        self.app: Starlette = assemble(
+            Parts(
+                settings=CaptureSettings(public_url="https://capture.example/", close_seconds=0.05),
+                sessions=self.table,
+                position=self.elsewhere,
+                announced=Announced(),
+                sink=self.sink,
+                upstream=Upstream(client),
+                clock=ManualClock(1000.0),
+                metrics=Metrics("capture"),
+                validate=known_only,
+            )
+        )
+
+    async def _answer(self, _: httpx.Request) -> httpx.Response:
+        self.called.set()
+        await self.engine.wait()
+        return httpx.Response(500, json={"error": {"message": "no"}})
+
+    async def post(self, path: str, body: object = None) -> tuple[int, Any]:
+        return await self._ask("POST", path, body)
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        return await self._ask("GET", path, None)
+
+    async def _ask(self, method: str, path: str, body: object) -> tuple[int, Any]:
+        async with asyncio.timeout(WAIT), AsgiCall(self.app, method, path, body) as call:
+            answer = await call.json()
+            return call.status, answer
+
+    @property
+    def events(self) -> list[Any]:
+        return self.sink.of(COMPLETIONS)
+
+    @property
+    def entries(self) -> list[SessionEntry]:
+        return self.sink.of(SESSIONS)
+
+
+async def test_opening_tells_what_an_agent_needs() -> None:
+    desk = Desk()
+    status, opened = await desk.post("/v1/sessions", {**SPEC, "session_id": "s1"})
+    assert status == 201
+    assert opened["base_url"] == "https://capture.example/sessions/s1/v1"
+    assert opened["api_key"] == "s1"
+    assert opened["environment"] == {
+        "OPENAI_BASE_URL": "https://capture.example/sessions/s1/v1",
+        "OPENAI_API_KEY": "s1",
+        "ROLLMILL_SESSION_ID": "s1",
+        "ROLLMILL_TASK_ID": "t1",
+    }
+    (event,) = desk.events
+    assert event == SessionOpened(session_id="s1", spec=SessionSpec.model_validate(SPEC), at=1000.0)
+    assert [item.topic for item in desk.sink.appended] == [COMPLETIONS, SESSIONS]
+    assert desk.entries[0].state is SessionState.OPEN
+
+
+async def test_without_an_id_capture_chooses_one_each_time() -> None:
+    desk = Desk()
+    ids = {(await desk.post("/v1/sessions"))[1]["session_id"] for _ in range(3)}
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"evaluators": [{"strategy": "nobody"}]}, "unknown evaluator 'nobody'"),
+        ({"groupid": "g"}, "did you mean 'group_id'?"),
+        ({"zzz": 1}, "known are session_id, attempt"),
+        ({"group_size": 0}, "group_size"),
+        ({"deadline_seconds": "soon"}, "deadline_seconds"),
+        ({"session_id": "a/b"}, "session_id"),
+        ({"attempt": 0}, "attempt"),
+        ({"policy": "other"}, "policy 'other' is trained by no route"),
+        ([], "JSON object"),
+        (b"{", "not JSON"),
+    ],
+)
+async def test_a_bad_opening_is_refused_with_advice_and_leaves_no_trace(body: object, words: str) -> None:
+    desk = Desk()
+    status, answer = await desk.post("/v1/sessions", body)
+    assert status == 422
+    assert words in answer["error"]["message"]
+    assert desk.sink.appended == []
+
+
+async def test_opening_again_is_answered_again_and_another_spec_is_a_conflict() -> None:
+    desk = Desk()
+    first = await desk.post("/v1/sessions", {**SPEC, "session_id": "s1"})
+    again = await desk.post("/v1/sessions", {**SPEC, "session_id": "s1"})
+    other = await desk.post("/v1/sessions", {"session_id": "s1"})
+    assert (again[0], again[1]) == (200, first[1])
+    assert other[0] == 409
+    assert len(desk.events) == 1
+
+
+async def test_a_session_that_another_replica_opened_is_found() -> None:
+    desk = Desk()
+    desk.elsewhere.arrives = SessionEntry(
+        session_id="s9", state=SessionState.OPEN, spec=SessionSpec(task_id="t9"), opened_at=5.0
+    )
+    status, shown = await desk.get("/v1/sessions/s9")
+    assert (status, shown["spec"]["task_id"], shown["state"]) == (200, "t9", "open")
+    assert (await desk.post("/v1/sessions", {"session_id": "s9"}))[0] == 409
+
+
+async def test_a_higher_attempt_takes_a_session_over() -> None:
+    desk = Desk()
+    await desk.post("/v1/sessions", {"session_id": "s1"})
+    await desk.post("/v1/sessions/s1/close")
+    assert (await desk.post("/v1/sessions", {"session_id": "s1"}))[0] == 409
+    assert (await desk.post("/v1/sessions", {"session_id": "s1", "attempt": 2}))[0] == 201
+    assert (await desk.get("/v1/sessions/s1"))[1]["attempt"] == 2
+    assert (await desk.post("/v1/sessions/s1/close", {"attempt": 1}))[0] == 409
+
+
+async def test_closing_is_recorded_once_and_answered_again_for_equal_content() -> None:
+    desk = Desk()
+    await desk.post("/v1/sessions", {"session_id": "s1"})
+    body = {"status": "ERROR", "error": "agent crashed", "output": {"answer": 42}, "reward": 0.0}
+    status, closed = await desk.post("/v1/sessions/s1/close", body)
+    assert (status, closed["state"]) == (200, "closed")
+    event = desk.events[-1]
+    assert isinstance(event, SessionClosed)
+    assert (event.status, event.error, event.reward) == (SessionStatus.ERROR, "agent crashed", 0.0)
+    assert event.output == b'{"answer":42}'
+    assert (await desk.post("/v1/sessions/s1/close", body))[0] == 200
+    assert (await desk.post("/v1/sessions/s1/close", {**body, "reward": None}))[0] == 409
+    assert [len(desk.events), len(desk.entries)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"status": "DONE"}, "status"),
+        ({"reward": "1"}, "reward"),
+        ({"reward": True}, "reward"),
+        ({"output": "text"}, "JSON object or array"),
+        ({"rewards": 1}, "did you mean 'reward'?"),
+    ],
+)
+async def test_a_bad_close_is_refused_with_advice(body: object, words: str) -> None:
+    desk = Desk()
+    await desk.post("/v1/sessions", {"session_id": "s1"})
+    status, answer = await desk.post("/v1/sessions/s1/close", body)
+    assert status == 422
+    assert words in answer["error"]["message"]
+    assert desk.table.get("s1") == desk.entries[0]
+
+
+async def test_closing_an_unknown_session_is_404() -> None:
+    assert (await Desk().post("/v1/sessions/nobody/close"))[0] == 404
+
+
+async def test_closing_waits_for_calls_in_flight_and_lets_no_new_one_in() -> None:
+    desk = Desk()
+    await desk.post("/v1/sessions", {"session_id": "s1"})
+    ask = {"messages": [{"role": "user", "content": "x"}]}
+    chat = "/sessions/s1/v1/chat/completions"
+    async with asyncio.timeout(WAIT), AsgiCall(desk.app, "POST", chat, ask) as call:
+        await desk.called.wait()
+        async with AsgiCall(desk.app, "POST", "/v1/sessions/s1/close") as closing:
+            refused = await desk.post(chat, ask)
+            desk.engine.set()
+            assert (await closing.json())["state"] == "closed"
+        await call.rest()
+    assert refused[0] == 409
+    assert [event.type for event in desk.events] == ["session_opened", "completion", "session_closed"]
+
+
+async def test_a_call_that_does_not_end_keeps_its_session_open() -> None:
+    desk = Desk()
+    await desk.post("/v1/sessions", {"session_id": "s1"})
+    ask: dict[str, Any] = {"messages": []}
+    async with asyncio.timeout(WAIT), AsgiCall(desk.app, "POST", "/sessions/s1/v1/chat/completions", ask) as call:
+        await desk.called.wait()
+        status, answer = await desk.post("/v1/sessions/s1/close")
+        assert (status, desk.table.get("s1")) == (409, desk.entries[0])
+        assert "in flight" in answer["error"]["message"]
+        desk.engine.set()
+        await call.rest()
+    assert (await desk.post("/v1/sessions/s1/close"))[0] == 200
+
+
+async def test_nothing_is_open_or_closed_before_the_log_says_so() -> None:
+    desk = Desk()
+    desk.sink.failure = NotAcknowledgedError("no answer")
+    assert (await desk.post("/v1/sessions", {"session_id": "s1"}))[0] == 503
+    assert (await desk.get("/v1/sessions/s1"))[0] == 404
+    desk.sink.failure = None
+    await desk.post("/v1/sessions", {"session_id": "s1"})
+    desk.sink.failure = NotAcknowledgedError("no answer")
+    assert (await desk.post("/v1/sessions/s1/close"))[0] == 503
+    desk.sink.failure = None
+    assert (await desk.get("/v1/sessions/s1"))[1]["state"] == "open"
+
+
+async def test_unknown_paths_and_methods_answer_in_the_same_shape() -> None:
+    desk = Desk()
+    assert (await desk.post("/v2/chat"))[1]["error"]["code"] == 404
+    assert (await desk.get("/v1/sessions/s1/close"))[1]["error"]["code"] == 405
+
+
+def test_an_echo_of_an_older_entry_does_not_reopen_a_session() -> None:
+    table = SessionTable()
+    opened = SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0)
+    closed = opened.replace(state=SessionState.CLOSED)
+    for entry in (opened, closed, opened):
+        table.apply("s", entry)
+    assert table.get("s") == closed
+    table.apply("s", opened.replace(attempt=2))
+    table.apply("s", closed)
+    assert table.get("s") == opened.replace(attempt=2)
+    table.apply("s", None)
+    assert len(table) == 0
+
+
+async def test_idle_is_told_when_the_last_call_leaves() -> None:
+    calls = InFlight()
+    await calls.idle("s")
+    with calls.call("s"):
+        with calls.call("s"):
+            waiting = asyncio.create_task(calls.idle("s"))
+            await asyncio.sleep(0)
+        assert (calls.total, waiting.done()) == (1, False)
+    await asyncio.wait_for(waiting, WAIT)
+    assert calls.total == 0

@@ -72,7 +72,7 @@ class Grader:
             if _is_cancelled():
                 raise
             return EvalResult(not_graded=EVALUATOR_ERROR, metadata=_error(error)), None
-        except (Exception, SystemExit) as error:  # foreign code can raise anything, and none of it is a number
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
             return EvalResult(not_graded=_reason(error), metadata=_error(error)), None
         return result, None if version is None else str(version)
 

@@ -20,6 +20,7 @@ from aiokafka.errors import IllegalStateError
 from rollmill.codec import Headers
 from rollmill.kafka.clients import KafkaClients
 from rollmill.telemetry.metrics import Metrics
+from rollmill.topics import Topic
 from rollmill_evaluator.commits import Commits
 from rollmill_evaluator.watermark import Progress
 
@@ -70,13 +71,15 @@ class Group:
         self,
         handle: Handle,
         *,
-        topic: str,
+        topic: Topic,
+        prefix: str,
         group_id: str,
         clients: KafkaClients,
         limits: GroupLimits,
         metrics: Metrics,
     ) -> None:
-        self._handle, self._topic, self._limits, self._metrics = handle, topic, limits, metrics
+        self._handle, self._limits, self._metrics = handle, limits, metrics
+        self._topic, self._topic_name = topic, topic.full_name(prefix)
         self._consumer: AIOKafkaConsumer = clients.consumer(group_id=group_id, reset="earliest")
         self._commits = Commits(self._consumer, clients, group_id, limits.deadline_seconds)
         self._progress: dict[TopicPartition, Progress] = {}
@@ -92,7 +95,7 @@ class Group:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read until ``stop``; then wait for what is running, commit and leave. Raises what ``handle`` raised."""
-        self._consumer.subscribe([self._topic], listener=_Listener(self))
+        self._consumer.subscribe([self._topic_name], listener=_Listener(self))
         async with asyncio.timeout(self._limits.deadline_seconds):
             await self._consumer.start()
         try:
@@ -156,7 +159,7 @@ class Group:
                     return
                 progress.pass_to(position)
                 lag = max(0, (self._consumer.highwater(place) or position) - position)
-                self._metrics.gauge("lag_records", lag, topic=self._topic, partition=str(place.partition))
+                self._metrics.gauge("lag_records", lag, topic=self._topic.name, partition=str(place.partition))
 
     async def _show_life(self) -> None:
         if time.monotonic() - self._polled_at < SIGN_OF_LIFE_SECONDS:

@@ -36,7 +36,8 @@ async def work(context: ServiceContext) -> None:
     )
     group = Group(
         answering.answer,
-        topic=BUILT.full_name(settings.prefix),
+        topic=BUILT,
+        prefix=settings.prefix,
         group_id=f"{settings.prefix}{NAME}",
         clients=context.clients,
         limits=settings.group_limits,

@@ -57,5 +57,5 @@ class LogProbGap:
             return
         now = packed_log_probs(model, torch.tensor(batch.input_ids), torch.tensor(batch.cu_seqlens)).numpy()
         difference = np.abs(now[chosen] - batch.behavior_log_probs[chosen])
-        self.largest = max(self.largest, float(difference.max()))
+        self.largest = float(np.maximum(self.largest, difference.max()))  # unlike max, it lets a NaN through
         self.tokens += int(chosen.sum())

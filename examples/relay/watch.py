@@ -26,6 +26,7 @@ from rollmill.topics import (
 )
 
 WATCHED: Final = (COMPLETIONS, BUILT, EVALUATIONS, TRAJECTORIES, BATCHES, CUTS, POLICIES, OUTCOMES, DEAD_LETTERS)
+STALE: Final = "stale"
 _POLL_MS: Final = 200
 
 
@@ -40,6 +41,8 @@ class Tally:
     """Tokens by reason."""
     rewarded: set[str] = field(default_factory=set)
     """Sessions in the topic ``trajectories``."""
+    stale: set[str] = field(default_factory=set)
+    """Sessions excluded at a cut because they were too old."""
 
     @property
     def unsettled(self) -> int:
@@ -51,6 +54,8 @@ class Tally:
         self.tokens[outcome.disposition] += outcome.tokens
         if outcome.disposition is Disposition.EXCLUDED:
             self.excluded[outcome.reason or "unknown"] += outcome.tokens
+            if outcome.reason == STALE:
+                self.stale.add(outcome.session_id)
 
 
 class Watcher:

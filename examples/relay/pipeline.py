@@ -1,0 +1,91 @@
+"""Everything that the demo starts: Kafka, the five services, the engine."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.settings import KafkaSettings
+from rollmill.supervisor import Program, Supervisor, free_port, running_services
+
+GROUPS_PER_STEP = 8
+GROUP_SIZE = 8
+MAX_STALENESS = 2
+STEPS_AHEAD = 1
+
+ENGINE = "engine"
+_READY_SECONDS = 60.0
+_PROBE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Addresses of what runs."""
+
+    supervisor: Supervisor
+    capture: str
+    engine: str
+
+
+@asynccontextmanager
+async def kafka_at(given: str | None, directory: Path, report: Callable[[str], None]) -> AsyncIterator[str]:
+    """The address of a cluster: the given one, or Apache Kafka with its data under ``directory``."""
+    if given is not None:
+        yield given
+        return
+    report("Kafka: starting (the first time its files are fetched)")
+    async with EmbeddedKafka(directory / "kafka") as kafka:
+        yield kafka.bootstrap_servers
+
+
+@asynccontextmanager
+async def running_pipeline(
+    settings: KafkaSettings, directory: Path, engine: Mapping[str, str], report: Callable[[str], None]
+) -> AsyncIterator[Pipeline]:
+    """The engine with its options, and all services in front of it, ready; drained in order at the end."""
+    engine_port, capture_port = free_port(), free_port()
+    upstream = f"http://127.0.0.1:{engine_port}"
+    environment = _environment(upstream, capture_port)
+    services = running_services(settings, directory / "logs", environment=environment, report=report)
+    async with services as supervisor:
+        options = {"port": str(engine_port), **engine}
+        arguments = tuple(word for name, value in options.items() for word in (f"--{name}", value))
+        await supervisor.start(Program(ENGINE, "relay.engine", arguments=arguments))
+        await _healthy(upstream)
+        yield Pipeline(supervisor, f"http://127.0.0.1:{capture_port}", upstream)
+
+
+def _environment(upstream: str, capture_port: int) -> dict[str, str]:
+    """Our own, with this package on the path: the services import the demo's grader and builder by name."""
+    examples = str(Path(__file__).resolve().parent.parent)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [examples, os.environ.get("PYTHONPATH")])),
+        "OMP_NUM_THREADS": "1",
+        "ROLLMILL_UPSTREAM": upstream,
+        "ROLLMILL_PORT": str(capture_port),
+        "ROLLMILL_GROUPS_PER_STEP": str(GROUPS_PER_STEP),
+        "ROLLMILL_MAX_STALENESS": str(MAX_STALENESS),
+        "ROLLMILL_STEPS_AHEAD": str(STEPS_AHEAD),
+        "ROLLMILL_WORLD_SIZE": "1",
+        "ROLLMILL_MICRO_BATCH_TOKENS": "1024",
+    }
+
+
+async def _healthy(base_url: str) -> None:
+    """Returns once the engine answers; importing torch takes it seconds."""
+    async with httpx.AsyncClient(base_url=base_url) as http, asyncio.timeout(_READY_SECONDS):
+        while not await _answers(http):
+            await asyncio.sleep(_PROBE_SECONDS)  # noqa: ASYNC110  # another process has no event of ours
+
+
+async def _answers(http: httpx.AsyncClient) -> bool:
+    try:
+        return (await http.get("/health")).is_success
+    except httpx.TransportError:
+        return False

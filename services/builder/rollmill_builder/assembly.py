@@ -87,7 +87,7 @@ def _versions(branch: Branch, between: list[Ids]) -> VersionRuns:
     for call, context in zip(branch.calls, between, strict=True):
         append_run(runs, None, len(context))
         for version, length in call.versions:
-            append_run(runs, version, length)
+            append_run(runs, version if call.untrained is None else None, length)
     return tuple(runs)
 
 

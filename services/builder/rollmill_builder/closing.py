@@ -43,12 +43,16 @@ def without_traces(session: CompletionSession, reason: str, error: str) -> Traje
     )
 
 
-def fitting(session: CompletionSession, built: Trajectory, limit: int) -> tuple[Trajectory, bytes]:
-    """``built`` and its bytes; over ``limit`` bytes its traces, then also its output, give way (RULES C1)."""
+def fitting(session: CompletionSession, built: Trajectory, limit: int, header: int) -> tuple[Trajectory, bytes]:
+    """``built`` and its bytes; over ``limit`` bytes its traces, then also its output, give way (RULES C1).
+
+    ``header`` bytes of the limit are taken by the manifest.
+    """
     value = encode(built, MSGPACK)
-    if len(value) <= limit:
+    size = len(value) + header
+    if size <= limit:
         return built, value
-    error = f"the trajectory has {len(value)} bytes, at most {limit} are sent"
+    error = f"the trajectory has {size} bytes with its manifest, at most {limit} are sent"
     smaller = without_traces(session, "too_large", error)
     value = encode(smaller, MSGPACK)
     if len(value) > limit:

@@ -65,7 +65,7 @@ def built(session: CompletionSession, trajectory: Trajectory) -> tuple[Trajector
     Manifest header and value together stay within the limit of ``built``, so that the broker takes the record.
     """
     header = manifest_header(trajectory.manifest)
-    sent, value = fitting(session, trajectory, BUILT.max_bytes - len(header[1]))
+    sent, value = fitting(session, trajectory, BUILT.max_bytes, len(header[1]))
     if sent is not trajectory:
         header = manifest_header(Manifest(session_id=sent.session_id, attempt=sent.attempt))
     first = Emit(BUILT, sent.session_id, value, headers=((CONTENT_TYPE, MSGPACK.encode()), header))

@@ -1,0 +1,150 @@
+"""The batcher on Apache Kafka, read by the trainer's own stream: steps, acknowledgements, a restart, the books."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from rollmill.codec import encode
+from rollmill.kafka.admin import apply_topics
+from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.kafka.tables import TableReader
+from rollmill.models import Cut, Disposition, Outcome, PolicyVersion, Trajectory
+from rollmill.stream.runner import run_stages
+from rollmill.stream.task import TaskTools
+from rollmill.telemetry.clock import SystemClock
+from rollmill.telemetry.health import Health
+from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.trajectories import sample_trajectory
+from rollmill.topics import CUTS, OUTCOMES, TRAJECTORIES, Topic, partition_of
+from rollmill.trainer import BatchStream, PolicyPublisher, Step
+from rollmill_batcher.handlers import BatcherStage
+from rollmill_batcher.settings import BatcherSettings
+
+pytestmark = pytest.mark.kafka
+
+WAIT = 20.0
+
+
+@pytest.fixture
+async def settings(kafka_broker: EmbeddedKafka, topic_prefix: str) -> BatcherSettings:
+    made = BatcherSettings(
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        prefix=topic_prefix,
+        partitions=3,
+        batch_partitions=2,
+        transaction_timeout_ms=10_000,
+        deadline_seconds=5,
+        poll_ms=20,
+        timer_seconds=0.05,
+        groups_per_step=1,
+        max_staleness=1,
+        micro_batch_tokens=64,
+    )
+    await apply_topics(made)
+    return made
+
+
+@asynccontextmanager
+async def running(settings: BatcherSettings) -> AsyncIterator[None]:
+    """A batcher of its own: each time it starts from what Kafka holds."""
+    tools = TaskTools(settings, KafkaClients(settings), SystemClock(), Metrics("batcher"), Health())
+    stop = asyncio.Event()
+    job = asyncio.create_task(run_stages([BatcherStage(settings.rules())], tools, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await job
+
+
+def members(group: int, now: float) -> list[Trajectory]:
+    return [
+        sample_trajectory(f"s{group}-{n}", float(n), group=f"g{group}", opened_at=now + group, closed_at=now + group)
+        for n in (0, 1)
+    ]
+
+
+async def produce(settings: BatcherSettings, trajectories: Sequence[Trajectory]) -> None:
+    async with KafkaClients(settings).producer() as producer:
+        for trajectory in trajectories:
+            key = trajectory.session_id.encode()
+            await producer.send_and_wait(
+                TRAJECTORIES.full_name(settings.prefix),
+                encode(trajectory),
+                key,
+                partition=partition_of(key, settings.partitions),
+            )
+
+
+def train(settings: BatcherSettings, count: int) -> list[Step]:
+    """``count`` steps, each followed by a new version: read, published, acknowledged."""
+    done: list[Step] = []
+    with BatchStream(settings=settings) as stream, PolicyPublisher(settings=settings) as publisher:
+        for step in stream.steps(PolicyVersion, until=lambda: len(done) == count, timeout=WAIT):
+            publisher.update(PolicyVersion(0, step.number + 1))
+            step.ack()
+            done.append(step)
+    return done
+
+
+async def everything(settings: BatcherSettings, topic: Topic) -> list[Any]:
+    found: list[Any] = []
+    stop = asyncio.Event()
+    reader = TableReader(
+        KafkaClients(settings), settings, topic, lambda _, value: found.append(value), lambda *_: pytest.fail("poison")
+    )
+    reading = asyncio.create_task(reader.run(stop))
+    await asyncio.wait_for(reader.caught_up(), WAIT)
+    stop.set()
+    await reading
+    return found
+
+
+async def test_a_trainer_reads_the_same_run_across_a_restart_of_the_batcher(settings: BatcherSettings) -> None:
+    now = SystemClock().now()
+    sent = [member for group in range(3) for member in members(group, now)]
+    await produce(settings, sent)
+    async with running(settings):
+        steps = await asyncio.to_thread(train, settings, 1)
+    async with running(settings):
+        steps += await asyncio.to_thread(train, settings, 1)
+        words = await _until_all_is_said(settings, sent)
+    assert [(step.number, step.batch_id) for step in steps] == [
+        (cut.step, cut.batch_id) for cut in await _cuts_with_batches(settings)
+    ]
+    assert _fates(words) == {
+        "s0-0": "trained",
+        "s0-1": "trained",
+        "s1-0": "trained",
+        "s1-1": "trained",
+        "s2-0": "stale",
+        "s2-1": "stale",
+    }
+
+
+async def _until_all_is_said(settings: BatcherSettings, sent: Sequence[Trajectory]) -> list[Outcome]:
+    async with asyncio.timeout(WAIT):
+        while True:
+            words: list[Outcome] = await everything(settings, OUTCOMES)
+            if sum(word.tokens for word in words) >= sum(member.trained_tokens for member in sent):
+                return words
+
+
+async def _cuts_with_batches(settings: BatcherSettings) -> list[Cut]:
+    cuts: list[Cut] = await everything(settings, CUTS)
+    assert [cut.sequence for cut in cuts] == list(range(len(cuts)))
+    return [cut for cut in cuts if cut.batch_id is not None]
+
+
+def _fates(words: Sequence[Outcome]) -> dict[str, str | None]:
+    assert len(words) == len({word.session_id for word in words})
+    return {
+        word.session_id: "trained" if word.disposition is Disposition.TRAINED else word.reason
+        for word in sorted(words, key=lambda word: word.session_id)
+    }

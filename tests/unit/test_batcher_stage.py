@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollmill.codec import JSON, decode, encode
+from rollmill.codec import JSON, encode
 from rollmill.models import (
     Cut,
     EndOfStream,
@@ -460,13 +460,11 @@ def test_a_restored_batcher_cuts_what_the_old_one_would_have() -> None:
     assert task.tick(200.0).emits == successor.tick(200.0).emits
 
 
-def test_state_payloads_say_what_is_pending() -> None:
+def test_deltas_say_what_is_pending() -> None:
     task = task_of()
     (member, _) = pair("g")
-    feed(task, member)
-    (payload,) = [value for key, value in task.changelog.items() if key.startswith("group:g/")]
-    held: Trajectory = decode(Trajectory, payload)
-    assert held.manifest == member.manifest
+    (delta,) = task.feed(TRAJECTORIES, member).deltas
+    assert delta.manifest == member.manifest
 
 
 def test_a_trajectory_in_json_is_as_good() -> None:

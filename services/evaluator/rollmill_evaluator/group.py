@@ -105,6 +105,11 @@ class Group:
         finally:
             await self._leave()
 
+    @property
+    def places(self) -> frozenset[TopicPartition]:
+        """The partitions that are this member's now."""
+        return frozenset(self._progress)
+
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     async def _turn(self) -> None:

@@ -103,6 +103,7 @@ class Program:
             app = assemble(self._parts(context, client))
             with listen(self._settings) as listener:
                 context.health.ready(HTTP)
+                structlog.get_logger().info("capture listens", url=self._settings.public)
                 await serve(app, listener, self._settings, context.stop)
 
     async def _read_whole(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,12 +80,8 @@ def _environment(upstream: str, capture_port: int) -> dict[str, str]:
 async def _healthy(base_url: str) -> None:
     """Returns once the engine answers; importing torch takes it seconds."""
     async with httpx.AsyncClient(base_url=base_url) as http, asyncio.timeout(_READY_SECONDS):
-        while not await _answers(http):
-            await asyncio.sleep(_PROBE_SECONDS)  # noqa: ASYNC110  # another process has no event of ours
-
-
-async def _answers(http: httpx.AsyncClient) -> bool:
-    try:
-        return (await http.get("/health")).is_success
-    except httpx.TransportError:
-        return False
+        while True:
+            with suppress(httpx.TransportError):
+                (await http.get("/health")).raise_for_status()
+                return
+            await asyncio.sleep(_PROBE_SECONDS)

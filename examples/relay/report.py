@@ -121,4 +121,4 @@ def summary(report: Report) -> str:
     )
     learned = f"reward {first:.3f} -> {last:.3f} in {report.steps} steps, {report.seconds_in_all:.0f} s in all"
     calls = f"{report.sessions} sessions, {report.calls} calls, {report.calls_per_second:.0f} calls/s"
-    return "\n".join((learned, calls, tokens, oracle))
+    return f"{learned}\n{calls}\n{tokens}\n{oracle}"

@@ -11,7 +11,6 @@ deterministic: asking twice is asking once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -72,6 +71,18 @@ def is_asked(evaluation: Evaluation, timer: Timer) -> bool:
     return evaluation.final and evaluation.not_graded == timer and evaluation.evaluator == timer
 
 
+@dataclass(frozen=True)
+class Watched:
+    """One state key as it was last looked at: while both values are the same objects, its timer is the same."""
+
+    seen: float
+    """When it was seen first."""
+    value: Held
+    beside: Held | None
+    """What decides with it: the evaluations of a trajectory, the trajectory of evaluations."""
+    due: Due | None
+
+
 @dataclass
 class Watch:
     """Finds what is due in one task's state.
@@ -82,7 +93,7 @@ class Watch:
 
     windows: Windows
     _scanned: float | None = None
-    _seen: dict[str, float] = field(default_factory=dict)
+    _watched: dict[str, Watched] = field(default_factory=dict)
     _asked: dict[str, float] = field(default_factory=dict)
 
     def due(self, state: StateView[Held], now: float) -> list[Evaluation]:
@@ -90,41 +101,46 @@ class Watch:
         if self._scanned is not None and 0 <= now - self._scanned < SCAN_SECONDS:
             return []
         self._scanned = now
-        self._seen = {key: self._seen.get(key, now) for key, _ in state.items()}
-        due = {record.evaluation_id: record for record in map(Due.record, self._look(state, now))}
+        self._watched = {key: self._look(state, key, value, now) for key, value in state.items()}
+        found = [watched.due.record() for watched in self._watched.values() if watched.due and watched.due.at <= now]
+        due = {record.evaluation_id: record for record in found}
         self._asked = {name: at for name, at in self._asked.items() if name in due and now - at < REPEAT_SECONDS}
         fresh = [record for name, record in due.items() if name not in self._asked]
         self._asked |= {record.evaluation_id: now for record in fresh}
         return fresh
 
-    def _look(self, state: StateView[Held], now: float) -> Iterator[Due]:
-        """The timers that are due: at most one for each session."""
-        for key, value in state.items():
-            due = self._next(state, key, value)
-            if due is not None and due.at <= now:
-                yield due
+    def _look(self, state: StateView[Held], key: str, value: Held, now: float) -> Watched:
+        beside = state.get(key.removesuffix(EVALUATIONS_OF) if isinstance(value, Answers) else key + EVALUATIONS_OF)
+        before = self._watched.get(key)
+        if before is not None and before.value is value and before.beside is beside:
+            return before
+        seen = now if before is None else before.seen
+        return Watched(seen, value, beside, next_due(key, value, beside, seen, self.windows))
 
-    def _next(self, state: StateView[Held], key: str, value: Held) -> Due | None:
-        if isinstance(value, Built):
-            return self._of_built(key, value, answers_to(state, key))
-        if isinstance(value, Closed):
-            at = self._since(key, value.at) + self.windows.markers
-            return Due(Timer.FORGOTTEN, key.removesuffix(CLOSED_OF), value.digest, at)
-        session = key.removesuffix(EVALUATIONS_OF)
-        return None if session in state else Due(Timer.FORGOTTEN, session, b"", self._seen[key] + self.windows.orphans)
 
-    def _of_built(self, key: str, built: Built, said: tuple[Evaluation, ...]) -> Due:
-        trajectory = built.trajectory
-        merged = complete_at(trajectory, said)
-        if merged is None:
-            at = self._since(key, trajectory.closed_at) + trajectory.spec.evaluation_seconds
-            return Due(Timer.DEADLINE, key, built.digest, at)
-        return Due(Timer.REVISIONS_CLOSED, key, built.digest, self._since(key, merged) + self.windows.revisions)
+def next_due(key: str, value: Held, beside: Held | None, seen: float, windows: Windows) -> Due | None:
+    """The timer of one state key, ``seen`` first at that time; None for evaluations of a known trajectory."""
+    if isinstance(value, Built):
+        return _of_built(key, value, beside.evaluations if isinstance(beside, Answers) else (), seen, windows)
+    if isinstance(value, Closed):
+        at = _since(value.at, seen) + windows.markers
+        return Due(Timer.FORGOTTEN, key.removesuffix(CLOSED_OF), value.digest, at)
+    if beside is not None:
+        return None
+    return Due(Timer.FORGOTTEN, key.removesuffix(EVALUATIONS_OF), b"", seen + windows.orphans)
 
-    def _since(self, key: str, at: float) -> float:
-        """Event time where a record tells a credible one (0.0 is none, the future is none), else the first sight."""
-        seen = self._seen[key]
-        return at if 0 < at < seen else seen
+
+def _of_built(key: str, built: Built, said: tuple[Evaluation, ...], seen: float, windows: Windows) -> Due:
+    merged = complete_at(built.trajectory, said)
+    if merged is None:
+        at = _since(built.trajectory.closed_at, seen) + built.trajectory.spec.evaluation_seconds
+        return Due(Timer.DEADLINE, key, built.digest, at)
+    return Due(Timer.REVISIONS_CLOSED, key, built.digest, _since(merged, seen) + windows.revisions)
+
+
+def _since(at: float, seen: float) -> float:
+    """Event time where a record tells a credible one (0.0 is none, the future is none), else the first sight."""
+    return at if 0 < at < seen else seen
 
 
 def answers_to(state: StateView[Held], key: str) -> tuple[Evaluation, ...]:

@@ -72,6 +72,11 @@ def test_an_end_token_that_is_gone_from_history_is_a_break() -> None:
     assert sampled(trajectory) == [[21, 901], [22, 901]]
 
 
+def test_an_end_token_that_is_gone_after_a_rewritten_reply_is_a_break() -> None:
+    trajectory = two_turns([5, 6, 901], [8, *NEXT], message=assistant("a"), copy=assistant("a"))
+    assert reasons(trajectory) == [None, "end_of_turn_missing"]
+
+
 def test_an_end_token_after_a_truncated_reply_is_context() -> None:
     first = completion("c1", P, [21], at=1.0, finish="length")
     trajectory = built(first, completion("c2", [*P, 21, 901, *NEXT], [22, 901], at=2.0))
@@ -250,3 +255,18 @@ def test_merging_a_long_session_compares_bytes_not_lists() -> None:
     trajectory = built(*records)
     assert len(trajectory.traces) == 8
     assert trajectory.metadata["merge_ratio"] == 8 / 300
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"role": "assistant", "content": {"odd": 1}},
+        {"role": "assistant", "content": [1, {"type": 2}], "tool_calls": 7},
+        {"tool_calls": [3, {"function": "f"}, {"function": {"arguments": {"a": 1}}}]},
+        {},
+    ],
+)
+def test_strange_messages_are_compared_not_feared(strange: dict[str, Any]) -> None:
+    same = two_turns([6, 7, 901], [8, 901, *NEXT], message={"role": "assistant", **strange}, copy=strange)
+    assert len(same.traces) == (1 if "role" in strange else 2)
+    assert len(two_turns([6, 7, 901], [8, 901, *NEXT], message=assistant("a"), copy=strange).traces) == 2

@@ -31,10 +31,12 @@ from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, traject
 from rollmill.stream.stage import InputRecord
 from rollmill.testing.memory import MemoryTask
 from rollmill.testing.sessions import completion
-from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
+from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES, STATE_BUILDER
+from rollmill_builder.app import build
 from rollmill_builder.handlers import BuilderStage, BuilderState
 from rollmill_builder.per_request import PerRequestBuilder
 from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.settings import BuilderSettings
 
 PARTITIONS = 4
 
@@ -225,6 +227,29 @@ def test_a_bad_config_is_refused() -> None:
     run = task()
     feed(run, SessionOpened(session_id=SESSION, spec=spec))
     assert run.dead_letters[0][1].reason == "unknown_strategy"
+
+
+def test_output_that_is_no_json_is_refused_and_the_session_stays_open() -> None:
+    run = task()
+    feed(run, opened(), call(), closed(output=b"{not json"))
+    assert run.dead_letters[0][1].reason == "invalid"
+    feed(run, closed())
+    assert len(run.of(BUILT)) == 1
+
+
+def test_the_service_knows_both_strategies() -> None:
+    service = build(BuilderSettings(partitions=PARTITIONS))
+    (stage,) = service.stages
+    assert isinstance(stage, BuilderStage)
+    assert (service.name, stage.name, stage.inputs, stage.state_topic) == (
+        "builder",
+        "builder",
+        (COMPLETIONS,),
+        STATE_BUILDER,
+    )
+    run = MemoryTask(stage, partition=HOME)
+    feed(run, opened("per_request"), opened("rollmill_builder.per_request:PerRequestBuilder", attempt=2))
+    assert not run.dead_letters
 
 
 def test_an_empty_session_is_an_error_trajectory() -> None:

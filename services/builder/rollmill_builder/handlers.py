@@ -130,6 +130,7 @@ class BuilderStage(Stage[BuilderState]):
         if isinstance(event, CompletionRecord):
             return _accept(key, session, event)
         if isinstance(event, SessionClosed):
+            content_digest(event)  # refuses output that is no JSON
             ending = _Ending(event.at, event.status, event.error, event.output, event.reward)
             return self._close(state, key, session, ending)
         if not is_open or (event.reason == "idle" and len(session.calls) > event.seen):

@@ -91,6 +91,6 @@ def reasoning_of(message: Message) -> str:
 
 
 def _tool_calls(message: Message) -> list[tuple[str, str]]:
-    calls = message.get("tool_calls") or ()
-    functions = [call.get("function") or {} for call in calls if isinstance(call, dict)]
+    calls = message.get("tool_calls")
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return [(str(item.get("name")), text_of(item.get("arguments"))) for item in functions if isinstance(item, dict)]

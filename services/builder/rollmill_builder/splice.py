@@ -24,6 +24,9 @@ Ids = npt.NDArray[np.int32]
 ENDED = frozenset({"stop", "tool_calls", "function_call"})
 """Finish reasons of a reply that the policy ended itself, by its end-of-turn token."""
 
+GENERATION_PROMPT = 8
+"""Tokens at the end of a prompt, after the last end of a turn, in which a turn's opening is looked for."""
+
 
 @dataclass(frozen=True)
 class Splice:
@@ -138,7 +141,20 @@ def _copy(parent: Call, tail: Ids, same: int, end: int | None) -> _Copy | str:
     if (body[same:] == end).any() or (ended_by_token(parent) and not sampled_end):
         return "end_of_turn_ambiguous"
     stop = same + int(ends[0])
+    if _crosses(tail[same:stop], body[same:], parent.prompt_ids, end):
+        return "end_of_turn_missing"
     return _Copy(body, stop, stop + sampled_end)
+
+
+def _crosses(copy: Ids, rest: Ids, prompt: Ids, end: int) -> bool:
+    """Whether ``copy`` runs on into another turn, since the template wrote no end-of-turn token after the reply.
+
+    Another turn begins like the parent's own: with tokens of the generation prompt, which ends ``prompt``.
+    """
+    opening = prompt[-GENERATION_PROMPT:]
+    ends = np.flatnonzero(opening == end)
+    opening = opening[ends[-1] + 1 :] if len(ends) else opening
+    return any(np.count_nonzero(copy == token) > np.count_nonzero(rest == token) for token in set(opening.tolist()))
 
 
 def _difference(rest: Ids, copy: Ids, body: Ids, same: int) -> str | None:

@@ -57,6 +57,8 @@ class ServiceContext:
     stop: asyncio.Event
     metrics: Metrics
     health: Health
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all tasks and workers have returned."""
     failures: list[BaseException] = field(default_factory=list)
     """What ended the process; the first one decides the exit code."""
 
@@ -101,7 +103,13 @@ def _application(service: Service, context: ServiceContext) -> FastStream:
         async with _working(service, context, application):
             yield
 
-    application = FastStream(context.broker, lifespan=lifespan, logger=None)
+    async def drain() -> None:
+        """Before FastStream stops the broker: what is in hand may still have to be published."""
+        context.stop.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(context.drained.wait(), service.settings.drain_seconds)
+
+    application = FastStream(context.broker, lifespan=lifespan, on_shutdown=[drain], logger=None)
     return application
 
 
@@ -147,6 +155,7 @@ async def _work(service: Service, context: ServiceContext, application: FastStre
             group.create_task(context.stop.wait())
     except* Exception as failures:  # noqa: BLE001  # every failure is reported and decides the exit code
         context.failures.extend(_leaves(failures))
+    context.drained.set()
     application.exit()
 
 

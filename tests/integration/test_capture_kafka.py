@@ -49,15 +49,26 @@ QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "2+2?"
 IDS = [21, 22, 23, 24, 901]
 
 
-async def engine(scope: Any, receive: Any, send: Any) -> None:
-    """Plays the file that the model's name says, whole or as a stream."""
-    name = orjson.loads(await Request(scope, receive).body())["model"]
-    path = WIRE / name
+@dataclass(frozen=True)
+class Engine:
+    """Plays the file that the model's name says, whole or as a stream, once ``open`` is set."""
+
+    open: asyncio.Event
+    asked: asyncio.Event
+    stop: asyncio.Event
+    url: str
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        name = orjson.loads(await Request(scope, receive).body())["model"]
+        self.asked.set()
+        await self.open.wait()
+        await _answer(WIRE / name)(scope, receive, send)
+
+
+def _answer(path: Path) -> Response:
     if path.suffix == ".sse":
-        response: Response = StreamingResponse(_pieces(path.read_bytes()), media_type="text/event-stream")
-    else:
-        response = Response(path.read_bytes(), media_type="application/json")
-    await response(scope, receive, send)
+        return StreamingResponse(_pieces(path.read_bytes()), media_type="text/event-stream")
+    return Response(path.read_bytes(), media_type="application/json")
 
 
 async def _pieces(raw: bytes) -> AsyncIterator[bytes]:
@@ -66,12 +77,14 @@ async def _pieces(raw: bytes) -> AsyncIterator[bytes]:
 
 
 @asynccontextmanager
-async def playing_engine() -> AsyncIterator[str]:
-    stop = asyncio.Event()
+async def playing_engine() -> AsyncIterator[Engine]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        running = asyncio.create_task(serve(engine, listener, CaptureSettings(), stop))
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        stop.set()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        engine = Engine(asyncio.Event(), asyncio.Event(), asyncio.Event(), url)
+        engine.open.set()
+        running = asyncio.create_task(serve(engine, listener, CaptureSettings(), engine.stop))
+        yield engine
+        engine.stop.set()
         await asyncio.wait_for(running, WAIT)
 
 
@@ -102,11 +115,11 @@ class Capture:
 
 
 @asynccontextmanager
-async def running_capture(settings: KafkaSettings, upstream: str) -> AsyncIterator[Capture]:
+async def running_capture(settings: KafkaSettings, engine: Engine) -> AsyncIterator[Capture]:
     """Capture as its own process, from its first word that it listens to its end."""
     port = _free_port()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rollmill_capture", env=_environment(settings, upstream, port), stderr=PIPE
+        sys.executable, "-m", "rollmill_capture", env=_environment(settings, engine.url, port), stderr=PIPE
     )
     try:
         log = await asyncio.wait_for(_read_until(process, b"capture listens"), WAIT)
@@ -182,7 +195,7 @@ def completions(events: list[Any]) -> list[CompletionRecord]:
 
 
 async def test_the_stock_client_talks_to_capture_and_the_log_has_the_tokens(settings: KafkaSettings) -> None:
-    async with playing_engine() as upstream, running_capture(settings, upstream) as capture:
+    async with playing_engine() as engine, running_capture(settings, engine) as capture:
         opened = await capture.open(session_id="s1", task_id="t1", group_id="g1", group_size=8)
         assert opened["environment"]["OPENAI_BASE_URL"] == f"{capture.url}/sessions/s1/v1"
         async with capture.openai("s1") as client:
@@ -204,7 +217,7 @@ async def test_the_stock_client_talks_to_capture_and_the_log_has_the_tokens(sett
 
 
 async def test_the_stock_client_reads_what_it_can_and_is_told_of_what_it_cannot(settings: KafkaSettings) -> None:
-    async with playing_engine() as upstream, running_capture(settings, upstream) as capture:
+    async with playing_engine() as engine, running_capture(settings, engine) as capture:
         await capture.open(session_id="s1")
         async with capture.openai("s1") as client:
             odd = await client.chat.completions.create(
@@ -228,15 +241,15 @@ async def _read_out(client: AsyncOpenAI, model: str) -> None:
 
 
 async def test_replicas_and_a_restarted_one_share_the_sessions(settings: KafkaSettings) -> None:
-    async with playing_engine() as upstream:
-        async with running_capture(settings, upstream) as one, running_capture(settings, upstream) as two:
-            for number in range(8):
+    async with playing_engine() as engine:
+        async with running_capture(settings, engine) as one, running_capture(settings, engine) as two:
+            for number in range(3):
                 await one.open(session_id=f"s{number}")
                 async with two.openai(f"s{number}") as client:
                     await client.chat.completions.create(model="vllm_chat_nonstream_token_ids.json", messages=QUESTION)
             await two.close("s0", status="ERROR", error="gave up")
             assert [await one.drained(), await two.drained()] == [EXIT_DRAINED, EXIT_DRAINED]
-        async with running_capture(settings, upstream) as again:
+        async with running_capture(settings, engine) as again:
             await again.close("s0", status="ERROR", error="gave up")
             async with httpx.AsyncClient(base_url=again.url) as http:
                 assert (await http.post("/v1/sessions/s0/close", json={})).status_code == 409
@@ -253,9 +266,36 @@ async def test_an_announced_version_labels_the_calls_after_it(settings: KafkaSet
     async with KafkaClients(settings).producer() as producer:
         value = encode(PolicyAnnouncement(version=version, at=1.0), JSON)
         await producer.send_and_wait(POLICIES.full_name(settings.prefix), value, b"policy")
-    async with playing_engine() as upstream, running_capture(settings, upstream) as capture:
+    async with playing_engine() as engine, running_capture(settings, engine) as capture:
         await capture.open(session_id="s1")
         async with capture.openai("s1") as client:
             await client.chat.completions.create(model="vllm_chat_nonstream_token_ids.json", messages=QUESTION)
     (call,) = completions(await events_of(settings, "s1"))
     assert (call.policy.before, call.policy.after) == (version, version)
+
+
+async def test_a_call_in_flight_at_shutdown_gets_its_reply_and_its_record(settings: KafkaSettings) -> None:
+    async with playing_engine() as engine, running_capture(settings, engine) as capture:
+        await capture.open(session_id="s1")
+        engine.open.clear()
+        async with capture.openai("s1") as client, asyncio.timeout(WAIT):
+            reply = asyncio.create_task(_read_out(client, "vllm_chat_stream_basic.sse"))
+            await engine.asked.wait()
+            draining = asyncio.create_task(capture.drained())
+            await _refuses_connections(capture)
+            engine.open.set()
+            await reply
+        assert await draining == EXIT_DRAINED
+    assert [call.status for call in completions(await events_of(settings, "s1"))] == [CallStatus.OK]
+
+
+async def _refuses_connections(capture: Capture) -> None:
+    """Wait until capture has stopped listening."""
+    port = httpx.URL(capture.url).port
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            return
+        writer.close()
+        await writer.wait_closed()

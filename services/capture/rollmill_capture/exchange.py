@@ -111,7 +111,7 @@ class Exchange:
         """Forward until the body ends. After the last frame it is only read out, for a moment."""
         try:
             async with asyncio.timeout(None) as patience:
-                async for chunk in response.aiter_raw():
+                async for chunk in response.aiter_bytes():
                     await self._client.forward(relay.feed(chunk))
                     if relay.over and patience.when() is None:
                         patience.reschedule(asyncio.get_running_loop().time() + AFTER_DONE_SECONDS)

@@ -9,7 +9,7 @@ import structlog
 
 from rollmill.codec import encode
 from rollmill.errors import RollmillError
-from rollmill.models import CompletionRecord
+from rollmill.models import CallStatus, CompletionRecord
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS
@@ -54,7 +54,7 @@ class Recorder:
         for choice in record.choices:
             tokens = 0 if choice.token_ids is None else len(choice.token_ids)
             self.metrics.count("sampled_tokens", tokens)
-            if choice.untrainable_reason is not None:
+            if choice.untrainable_reason is not None and record.status is CallStatus.OK:
                 self._count_untrainable(call, choice.untrainable_reason)
 
     def _count_untrainable(self, call: Call, reason: str) -> None:

@@ -129,7 +129,7 @@ def _number(value: Any, *, low: float, high: float = 1e9) -> float | None:
 
 def fitting_bytes(record: CompletionRecord, limit: int) -> bytes | None:
     """The encoded record, made to fit ``limit`` bytes (RULES C1): first the client's own request goes, then the
-    messages and the answer's body; ids never. None: too large even so.
+    messages and the answer's body, last the reply's text; ids never. None: too large even so.
     """
     for smaller in _smaller(record):
         value = encode(smaller, MSGPACK)
@@ -141,11 +141,16 @@ def fitting_bytes(record: CompletionRecord, limit: int) -> bytes | None:
 def _smaller(record: CompletionRecord) -> Iterator[CompletionRecord]:
     yield record
     yield record.replace(original_request=None, metadata=_dropped(record, "original_request"))
-    yield record.replace(
+    bare = record.replace(
         original_request=None,
         request=_without_messages(record.request),
         response=None,
         metadata=_dropped(record, "original_request", "request.messages", "response"),
+    )
+    yield bare
+    yield bare.replace(
+        choices=tuple(choice.replace(message=None) for choice in record.choices),
+        metadata=_dropped(record, "original_request", "request.messages", "response", "choices.message"),
     )
 
 

@@ -56,6 +56,7 @@ def _config(app: ASGIApp, settings: CaptureSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
+        log_level="warning",
         access_log=False,
         lifespan="off",
         ws="none",

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,10 +23,13 @@ from rollmill_capture.opening import Closing, Opening, read_closing, read_openin
 from rollmill_capture.replies import RefusalError, json_response
 from rollmill_capture.sink import EventSink, NotAcknowledgedError
 
+R = TypeVar("R")
+
 CREATED = 201
 UNPROCESSABLE = 422
-BODY_BYTES = 2**19
-"""Of a spec or an output: an entry of the topic `sessions` holds the spec, and is at most one MiB."""
+SPEC_BYTES = SESSIONS.max_bytes // 2
+CLOSING_BYTES = COMPLETIONS.max_bytes - 2**20
+"""Largest bodies: what they become has to fit its topic."""
 LOCKS = 256
 
 
@@ -46,7 +49,7 @@ class SessionApi:
     """Requests about one session go one by one."""
 
     async def open(self, request: Request) -> Response:
-        opening = await self._read(request, read_opening)
+        opening = await self._read(request, read_opening, SPEC_BYTES)
         self._check(opening.spec)
         session_id = opening.session_id or uuid.uuid4().hex
         async with self._lock(session_id):
@@ -64,16 +67,16 @@ class SessionApi:
 
     async def close(self, request: Request) -> Response:
         """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
-        closing = await self._read(request, read_closing)
+        closing = await self._read(request, read_closing, CLOSING_BYTES)
         entry = await self.desk.known(request.path_params["session_id"])
         with self.desk.in_flight.closing(entry.session_id):
             await self._idle(entry.session_id)
             async with self._lock(entry.session_id):
                 return json_response(self._described(await self._close(entry.session_id, closing)))
 
-    async def _read(self, request: Request, read: Callable[[dict[str, Any]], Any]) -> Any:
+    async def _read(self, request: Request, read: Callable[[dict[str, Any]], R], limit: int) -> R:
         try:
-            return read(parse_object(await read_body(request, BODY_BYTES)))
+            return read(parse_object(await read_body(request, limit)))
         except InvalidInputError as error:
             raise RefusalError(UNPROCESSABLE, str(error)) from error
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Protocol
 
 from aiokafka.errors import KafkaError
+from faststream.exceptions import FastStreamException
 from faststream.kafka import KafkaBroker
 
 from rollmill.codec import CONTENT_TYPE
@@ -39,5 +40,5 @@ class KafkaSink:
                 await self._broker.publish(value, name, key=key.encode(), headers=headers)
         except TimeoutError as error:
             raise NotAcknowledgedError(f"{name} did not acknowledge within {self._seconds} s") from error
-        except KafkaError as error:
+        except (KafkaError, FastStreamException) as error:
             raise NotAcknowledgedError(f"{name} did not take the record: {error!r}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rollmill.models import PolicyAnnouncement, PolicySpan, PolicyVersion
 from rollmill_capture.settings import Route, VersionSource
@@ -24,10 +24,6 @@ class Announced:
 
     def newest(self, policy: str) -> PolicyVersion:
         return self._newest.get(policy, PolicyVersion())
-
-    @property
-    def all(self) -> Mapping[str, PolicyVersion]:
-        return self._newest
 
 
 def version_span(route: Route, stamps: Sequence[str], before: PolicyVersion, after: PolicyVersion) -> PolicySpan:

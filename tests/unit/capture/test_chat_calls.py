@@ -410,6 +410,18 @@ async def test_auxiliary_calls_are_marked_and_other_words_refused() -> None:
     assert odd.status == 400
 
 
+async def test_a_reply_whose_ids_alone_do_not_fit_is_withheld_and_counted() -> None:
+    tokens = COMPLETIONS.max_bytes // 4
+    choice = {"index": 0, "message": {}, "finish_reason": "stop", "token_ids": [7] * tokens}
+    body = {"choices": [choice], "prompt_token_ids": [1], "usage": {"completion_tokens": tokens}}
+    rig = Rig(lambda _: httpx.Response(200, content=orjson.dumps(body)))
+    async with rig.call() as call, asyncio.timeout(WAIT):
+        assert "is over" in (await call.json())["error"]["message"]
+    (record,) = rig.records
+    assert (call.status, record.status, record.error) == (502, CallStatus.INCOMPLETE, "too_large")
+    assert record.usage_completion_tokens == tokens
+
+
 async def test_the_engines_word_on_its_weights_is_the_version() -> None:
     rig = Rig(plays("sglang_chat_nonstream_meta_info.json"))
     rig.announced.apply("policy", PolicyAnnouncement(version=PolicyVersion(3, 11), at=1.0))

@@ -11,6 +11,8 @@ from rollmill_capture.engines.reading import Ids
 
 SENTINEL = -9999.0
 """vLLM's value for a missing log-prob, and its lower clamp: no evidence either way."""
+HIGHEST = 1.0
+"""Rounding may lift a log-prob a little over 0; beyond this it is none."""
 
 MAX_ID = 2**31 - 1
 _AS_ID = "token_id:"
@@ -67,4 +69,4 @@ def logprob_of(entry: object) -> float:
     value = entry.get("logprob") if isinstance(entry, dict) else None
     if type(value) is not float and type(value) is not int:
         return math.nan
-    return float(value) if math.isfinite(value) and value > SENTINEL else math.nan
+    return float(value) if SENTINEL < value <= HIGHEST else math.nan

@@ -344,14 +344,30 @@ def test_idle_is_ignored_when_more_was_seen_and_the_deadline_is_not() -> None:
 def test_the_deadline_counts_from_opening() -> None:
     run = task()
     feed(run, opened(), call(at=1055.0))
-    run.tick(1061.0)
+    for now in (1056.0, 1059.0):
+        run.tick(now)
+    assert expiries(run) == []
+    run.tick(1060.0)
     assert [word.reason for word in expiries(run)] == ["deadline"]
+
+
+def test_replayed_sessions_count_from_when_they_were_seen() -> None:
+    run = task()
+    feed(run, opened(), call())
+    run.tick(90_000.0)
+    feed(run, second())
+    run.tick(90_019.0)
+    run.tick(90_038.0)
+    assert expiries(run) == []
+    run.tick(90_039.0)
+    run.tick(90_060.0)
+    assert [word.reason for word in expiries(run)] == ["idle"]
 
 
 def test_a_lost_word_of_a_timer_is_said_again() -> None:
     run = task()
     feed(run, opened(), call())
-    for now in (1030.0, 1040.0, 1062.0):
+    for now in (1001.0, 1030.0, 1040.0, 1062.0):
         run.tick(now)
     assert len(expiries(run)) == 2
 

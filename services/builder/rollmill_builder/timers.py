@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rollmill.models import SessionExpired
@@ -12,57 +12,66 @@ from rollmill_builder.sessions import OpenSession, session_key
 REPEAT_SECONDS = 30.0
 """A timer's record that came to nothing, since its transaction failed, is sent again after this."""
 
+Reason = Literal["deadline", "idle"]
+
 
 @dataclass(frozen=True)
-class _Asked:
-    seen: int
-    at: float
+class _Sight:
+    """What a timer remembers of one session, by its own clock."""
+
+    since: float
+    """When the session was first looked at."""
+    calls: int
+    changed: float
+    """When its number of calls was last seen to change."""
+    asked: float | None = None
+    """When its expiry was asked for, with this number of calls; None: not yet."""
 
 
 class ExpiryTimer:
     """Finds sessions past their deadline or idle time, at most once in ``every`` seconds.
 
-    What it remembers only avoids repeats, and gives sessions without event times a beginning; it may be lost.
+    A session that is overdue when it is first looked at counts from that moment: its event times are missing, or are
+    another clock's, or its calls are replayed. Idle counts from the last call's event time, and no earlier than that
+    call was seen. What a timer remembers may be lost: then sessions live longer, never shorter.
     """
 
     def __init__(self, every: float) -> None:
         self._every = every
         self._next = 0.0
-        self._noticed: dict[str, float] = {}
-        self._asked: dict[str, _Asked] = {}
+        self._sights: dict[str, _Sight] = {}
 
     def due(self, sessions: Iterable[OpenSession], now: float) -> Iterator[SessionExpired]:
         if now < self._next:
             return
         self._next = now + self._every
-        noticed, asked = self._noticed, self._asked
-        self._noticed, self._asked = {}, {}
+        before, self._sights = self._sights, {}
         for session in sessions:
             key = session_key(session.session_id, session.attempt)
-            self._noticed[key] = noticed.get(key, now)
-            reason = self._reason(session, self._noticed[key], now)
-            if reason is not None:
-                before = asked.get(key)
-                self._asked[key] = (
-                    before
-                    if before is not None and _is_repeat(before, session, now)
-                    else _Asked(len(session.calls), now)
-                )
-                if self._asked[key] is not before:
-                    yield _expired(session, reason, now)
-
-    @staticmethod
-    def _reason(session: OpenSession, noticed: float, now: float) -> Literal["deadline", "idle"] | None:
-        if now >= (session.opened_at or noticed) + session.spec.deadline_seconds:
-            return "deadline"
-        return "idle" if now >= (session.last_at or noticed) + session.spec.idle_seconds else None
+            sight = _seen(before.get(key), session, now)
+            reason = _reason(session, sight, now)
+            if reason is not None and (sight.asked is None or now >= sight.asked + REPEAT_SECONDS):
+                sight = replace(sight, asked=now)
+                yield _expired(session, reason, now)
+            self._sights[key] = sight
 
 
-def _is_repeat(before: _Asked, session: OpenSession, now: float) -> bool:
-    return before.seen == len(session.calls) and now < before.at + REPEAT_SECONDS
+def _seen(before: _Sight | None, session: OpenSession, now: float) -> _Sight:
+    calls = len(session.calls)
+    if before is None:
+        return _Sight(now, calls, now)
+    return before if before.calls == calls else _Sight(before.since, calls, now)
 
 
-def _expired(session: OpenSession, reason: Literal["deadline", "idle"], now: float) -> SessionExpired:
+def _reason(session: OpenSession, sight: _Sight, now: float) -> Reason | None:
+    limit = session.spec.deadline_seconds
+    overdue_at_sight = sight.since >= session.opened_at + limit
+    if now >= (sight.since if overdue_at_sight else session.opened_at) + limit:
+        return "deadline"
+    return "idle" if now >= max(session.last_at, sight.changed) + session.spec.idle_seconds else None
+
+
+def _expired(session: OpenSession, reason: Reason, now: float) -> SessionExpired:
     return SessionExpired(
         session_id=session.session_id, attempt=session.attempt, reason=reason, seen=len(session.calls), at=now
     )

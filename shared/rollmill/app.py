@@ -134,7 +134,6 @@ async def _working(service: Service, context: ServiceContext, application: FastS
     context.health.expect(service.name)
     await context.broker.start()
     work = asyncio.create_task(_work(service, context, application), name="work")
-    context.health.ready(service.name)
     try:
         yield
     finally:
@@ -153,6 +152,8 @@ async def _work(service: Service, context: ServiceContext, application: FastStre
             for worker in service.workers:
                 group.create_task(_until_stopped(worker, context))
             group.create_task(context.stop.wait())
+            await asyncio.sleep(0)  # each has had its first turn, and has said by now which parts to expect
+            context.health.ready(service.name)
     except* Exception as failures:  # noqa: BLE001  # every failure is reported and decides the exit code
         context.failures.extend(_leaves(failures))
     context.drained.set()

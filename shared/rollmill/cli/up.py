@@ -41,17 +41,41 @@ class Up:
 
 
 async def run(up: Up) -> int:
-    """Run everything. Returns 0 when drained, 70 when a service stopped for good."""
-    stop = _stop_signal()
+    """Run everything. Returns 0 when told to stop and drained, 70 when a service stopped for good."""
+    work = asyncio.create_task(_serve(up))
+    _cancel_at_a_signal(work)
+    try:
+        await work
+    except asyncio.CancelledError:
+        typer.echo("drained")
+        return EXIT_DRAINED
+    typer.echo("stopped: see above what has to be mended", err=True)
+    return EXIT_FATAL
+
+
+def _cancel_at_a_signal(work: asyncio.Task[None]) -> None:
+    """The first signal drains; more of them do not hurry it."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+
+    def ask() -> None:
+        if not asked.is_set():
+            asked.set()
+            work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask)
+
+
+async def _serve(up: Up) -> None:
+    """Run until cancelled (then drain), or until a service must not be restarted."""
     async with _kafka(up) as bootstrap_servers:
         settings = up.settings(bootstrap_servers)
         services = running_services(settings, up.data_dir / "logs", environment=up.environment(), report=typer.echo)
         async with services as supervisor:
             typer.echo(f"capture: ready at http://127.0.0.1:{up.port}, in front of {up.upstream}")
             typer.echo(f"Kafka: {bootstrap_servers}, topics {settings.prefix}*; Ctrl-C drains and stops")
-            failed = await _until_told(stop, supervisor, settings)
-    typer.echo("stopped" if failed else "drained")
-    return EXIT_FATAL if failed else EXIT_DRAINED
+            await _until_alarm(supervisor, settings)
 
 
 @asynccontextmanager
@@ -64,21 +88,11 @@ async def _kafka(up: Up) -> AsyncIterator[str]:
         yield kafka.bootstrap_servers
 
 
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
-async def _until_told(stop: asyncio.Event, supervisor: Supervisor, settings: KafkaSettings) -> bool:
-    """Wait for a signal or an alarm, telling meanwhile what comes into the topics. True: an alarm."""
-    alarm = asyncio.create_task(supervisor.alarm())
-    told = asyncio.create_task(stop.wait())
+async def _until_alarm(supervisor: Supervisor, settings: KafkaSettings) -> None:
+    """Tell what comes into the topics, until a service has stopped for good."""
     progress = asyncio.create_task(watch_topics(settings, typer.echo))
-    await asyncio.wait([alarm, told], return_when=asyncio.FIRST_COMPLETED)
-    failed = alarm.done()
-    for task in (alarm, told, progress):
-        task.cancel()
-    await asyncio.gather(alarm, told, progress, return_exceptions=True)
-    return failed
+    try:
+        await supervisor.alarm()
+    finally:
+        progress.cancel()
+        await asyncio.gather(progress, return_exceptions=True)

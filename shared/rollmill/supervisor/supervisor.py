@@ -87,11 +87,16 @@ class Supervisor:
     async def wait_ready(self, *names: str, timeout: float = 90.0) -> None:  # noqa: ASYNC109  # callers read it as such
         """Wait until ``/ready`` of the named programs (none named: all) answers.
 
-        Raises FatalError, with the end of its log, when a program gave up, and TimeoutError.
+        Raises FatalError, with the end of its log, when a program gave up or is not ready in time.
         """
-        async with asyncio.timeout(timeout):
-            for name in names or tuple(self._children):
-                await self._until_ready(self._children[name])
+        for name in names or tuple(self._children):
+            child = self._children[name]
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._until_ready(child)
+            except TimeoutError as error:
+                message = f"{name} is not ready after {timeout:g} s; the end of {child.log}:\n{child.last_words()}"
+                raise FatalError(message) from error
 
     def health_url(self, name: str) -> str:
         """Base of /live, /ready and /metrics of a program; the same over its restarts."""

@@ -155,6 +155,15 @@ async def test_kill_9_in_the_middle_of_200_open_sessions(settings: KafkaSettings
         assert {version.version: count for version, count in trace.versions_trained.items()} == {0: 2, 1: 2, 2: 2}
 
 
+async def gone(supervisor: Supervisor, pid: int) -> None:
+    try:
+        async with asyncio.timeout(90):
+            while supervisor.pid("builder") == pid:  # noqa: ASYNC110  # a process of another program
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"the zombie goes on:\n{supervisor.log_file('builder').read_text()[-4000:]}")
+
+
 async def test_a_stopped_and_woken_zombie_exits_fenced_and_writes_nothing(
     settings: KafkaSettings, tmp_path: Path
 ) -> None:
@@ -173,9 +182,7 @@ async def test_a_stopped_and_woken_zombie_exits_fenced_and_writes_nothing(
             os.kill(zombie, signal.SIGCONT)
             await produce(settings, [turn(1, 1), turn(1, 2), closed(1)])
             built = await read(settings, BUILT, 1)
-            async with asyncio.timeout(60):
-                while supervisor.pid("builder") is not None:  # noqa: ASYNC110  # a process of another program
-                    await asyncio.sleep(0.05)
+            await gone(supervisor, zombie)
             assert await supervisor.stop("builder") == EXIT_FENCED
             assert successor.pid("builder") is not None
     assert [record.key for record in built] == [b"s1"]

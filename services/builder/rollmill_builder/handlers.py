@@ -102,7 +102,7 @@ class BuilderStage(Stage[BuilderState]):
         return session.take(held)
 
     def tick(self, state: StateView[BuilderState], view: TaskView) -> Effects:
-        if not view.caught_up:
+        if not view.keeps_up:
             return Effects()
         sessions = (value for _, value in state.items() if isinstance(value, OpenSession))
         due = self._timer.due(sessions, view.now)

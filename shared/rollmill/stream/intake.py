@@ -18,6 +18,7 @@ from rollmill.stream.identity import TaskIdentity
 from rollmill.stream.stage import InputRecord
 
 STOP_SECONDS = 5.0
+KEEP_UP_SECONDS = 5.0
 
 
 class Intake:
@@ -30,7 +31,10 @@ class Intake:
         self._backlog: deque[ConsumerRecord] = deque()
         self._reached: dict[str, int] = {}
         self.caught_up = False
-        """Whether the last poll found nothing."""
+        """Whether the last poll left nothing unread that it knew of."""
+        self._marks: dict[str, int] = {}
+        """High watermarks when last looked at, and when that was."""
+        self._marked_at = self._kept_up_at = -KEEP_UP_SECONDS
 
     async def open(self, offsets: Mapping[str, int] | None) -> dict[str, int]:
         """Seek to ``offsets`` by slot (None: the start of the log) and return where each partition stands.
@@ -73,6 +77,11 @@ class Intake:
         """
         return {} if self._backlog else dict(self._reached)
 
+    @property
+    def keeps_up(self) -> bool:
+        """Whether everything that was in the log a few seconds ago has been read."""
+        return time.monotonic() - self._kept_up_at < KEEP_UP_SECONDS
+
     def record(self, raw: ConsumerRecord) -> InputRecord:
         topic = self._topics[TopicPartition(raw.topic, raw.partition)]
         return InputRecord(topic, raw.partition, raw.offset, raw.key or b"", raw.value, tuple(raw.headers))
@@ -105,9 +114,24 @@ class Intake:
             raise FatalError(f"records were deleted before they were read: {error}") from error
         for records in found.values():
             self._backlog.extend(records)
-        self.caught_up = not found
         for partition in self._topics:
             self._reached[self._identity.slot(partition)] = await self._consumer.position(partition)
+        self._look_up(empty=not found)
+
+    def _look_up(self, *, empty: bool) -> None:
+        """A busy partition never polls empty, so beside that the watermarks of a while ago are compared."""
+        heights = {self._identity.slot(p): self._consumer.highwater(p) or 0 for p in self._topics}
+        now = time.monotonic()
+        if empty:
+            self._kept_up_at = now
+        elif self._has_reached(self._marks):
+            self._kept_up_at = self._marked_at
+        if empty or not self._marks or self._has_reached(self._marks):
+            self._marks, self._marked_at = heights, now
+        self.caught_up = empty or self._has_reached(heights)
+
+    def _has_reached(self, heights: Mapping[str, int]) -> bool:
+        return bool(heights) and all(self._reached[slot] >= height for slot, height in heights.items())
 
     async def _check(self, partition: TopicPartition, position: int, start: int) -> None:
         where = f"{partition.topic}/{partition.partition}"

@@ -114,7 +114,9 @@ class TaskView:
     positions: Mapping[str, int]
     """Next input offset by ``topic/partition``, topic without the prefix."""
     caught_up: bool
-    """True: the last poll was empty, so no backlog was known."""
+    """True: the last poll left nothing unread that it knew of. May never hold while a partition is busy."""
+    keeps_up: bool
+    """True: everything that was in the log a few seconds ago has been read."""
 
 
 class Stage(ABC, Generic[V]):

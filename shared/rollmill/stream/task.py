@@ -194,6 +194,7 @@ class Task(Generic[V]):
             partition=self.identity.number,
             positions=self._position().offsets,
             caught_up=self._opened().caught_up,
+            keeps_up=self._opened().keeps_up,
         )
 
     async def _commit(self, work: Work, batch: Sequence[ConsumerRecord]) -> None:

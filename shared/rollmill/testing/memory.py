@@ -52,7 +52,9 @@ class MemoryTask(Generic[V]):
         return effects
 
     def tick(self, now: float, *, caught_up: bool = True) -> Effects:
-        view = TaskView(now=now, partition=self.partition, positions=dict(self.positions), caught_up=caught_up)
+        view = TaskView(
+            now=now, partition=self.partition, positions=dict(self.positions), caught_up=caught_up, keeps_up=caught_up
+        )
         effects = self.stage.tick(self.state, view)
         self._take(effects, f"~{sum(self.positions.values()):020d}.{len(self.changelog):06d}")
         return effects

@@ -1,0 +1,91 @@
+"""When a task may believe that it has read what there is."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+from aiokafka import ConsumerRecord, TopicPartition
+
+from rollmill.kafka.clients import KafkaClients
+from rollmill.settings import ServiceSettings
+from rollmill.stream.identity import TaskIdentity
+from rollmill.stream.intake import KEEP_UP_SECONDS, Intake
+from rollmill.topics import COMPLETIONS
+
+PLACE = TopicPartition("rollmill.completions", 0)
+
+
+class ScriptedConsumer:
+    """A consumer that reads a log as it was written down beforehand: (records polled, high watermark) per poll."""
+
+    def __init__(self, polls: list[tuple[int, int]]) -> None:
+        self._polls, self._position, self._high = deque(polls), 0, 0
+
+    async def getmany(self, **_: Any) -> dict[TopicPartition, list[ConsumerRecord]]:
+        count, self._high = self._polls.popleft()
+        first, self._position = self._position, self._position + count
+        made = [record(offset) for offset in range(first, first + count)]
+        return {PLACE: made} if made else {}
+
+    async def position(self, _: TopicPartition) -> int:
+        return self._position
+
+    def highwater(self, _: TopicPartition) -> int:
+        return self._high
+
+
+def record(offset: int) -> ConsumerRecord:
+    return ConsumerRecord(PLACE.topic, 0, offset, 0, 0, b"k", b"v" * 10, None, 1, 10, ())
+
+
+class Clients(KafkaClients):
+    def __init__(self, consumer: ScriptedConsumer) -> None:
+        self._consumer = consumer
+
+    def consumer(self, **_: Any) -> Any:
+        return self._consumer
+
+
+def intake(polls: list[tuple[int, int]], **settings: Any) -> Intake:
+    identity = TaskIdentity("builder", 0, "rollmill.", ((COMPLETIONS, PLACE),), TopicPartition("rollmill.s", 0))
+    return Intake(identity, Clients(ScriptedConsumer(polls)), ServiceSettings(**settings))
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    time = [1000.0]
+    monkeypatch.setattr("rollmill.stream.intake.time.monotonic", lambda: time[0])
+    return time
+
+
+async def test_an_empty_poll_is_caught_up(now: list[float]) -> None:
+    made = intake([(2, 4), (0, 4)])
+    await made.poll(10)
+    assert [made.caught_up, made.keeps_up] == [False, False]
+    await made.poll(10)
+    assert [made.caught_up, made.keeps_up] == [True, True]
+    now[0] += KEEP_UP_SECONDS
+    assert not made.keeps_up
+
+
+async def test_a_busy_partition_keeps_up_although_it_never_polls_empty(now: list[float]) -> None:
+    made = intake([(5, 7), (5, 12), (5, 17), (1, 99), (1, 99)])
+    for _ in range(2):
+        await made.poll(10)
+        now[0] += 1
+    assert [made.caught_up, made.keeps_up] == [False, True]
+    await made.poll(10)
+    for _ in range(2):
+        now[0] += KEEP_UP_SECONDS
+        await made.poll(10)
+    assert not made.keeps_up
+
+
+async def test_a_batch_is_bounded_by_bytes_and_the_rest_waits_without_a_fetch() -> None:
+    made = intake([(5, 5)], poll_bytes=25)
+    assert [raw.offset for raw in await made.poll(10)] == [0, 1, 2]
+    assert made.reached() == {}
+    assert [raw.offset for raw in await made.poll(10)] == [3, 4]
+    assert made.reached() == {"completions/0": 5}

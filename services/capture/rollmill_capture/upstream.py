@@ -9,11 +9,15 @@ from dataclasses import dataclass
 import httpx
 
 from rollmill.errors import RollmillError
+from rollmill_capture.lanes import LaneTransport
 from rollmill_capture.routes import Target
 from rollmill_capture.settings import CaptureSettings
 
 BAD_GATEWAY = 502
 GATEWAY_TIMEOUT = 504
+
+IDLE_SECONDS = 60.0
+"""After this an unused connection is closed; engines keep theirs a little longer or much shorter."""
 
 STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 """How a pooled connection fails that the server had closed."""
@@ -29,11 +33,13 @@ class UpstreamError(RollmillError):
 
 def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
     """The client for all upstreams; the caller closes it."""
+    trusted = httpx.create_ssl_context()
+    one = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_SECONDS)
     return httpx.AsyncClient(
-        limits=httpx.Limits(
-            max_connections=settings.connections,
-            max_keepalive_connections=settings.connections,
-            keepalive_expiry=60.0,
+        transport=LaneTransport(
+            lambda: httpx.AsyncHTTPTransport(verify=trusted, limits=one, trust_env=False),
+            lanes=settings.connections,
+            idle_seconds=IDLE_SECONDS,
         ),
         timeout=httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds, pool=settings.connect_seconds),
         trust_env=False,  # the environment's proxies are not for the engine

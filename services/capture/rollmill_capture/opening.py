@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, PositiveInt, TypeAdapter, ValidationError
 
 from rollmill.errors import InvalidInputError
-from rollmill.models import Identifier, SessionClosed, SessionSpec, dump_json
+from rollmill.models import Identifier, SessionClosed, SessionOpened, SessionSpec, dump_json
+
+E = TypeVar("E", SessionOpened, SessionClosed)
 
 OF_THE_SESSION = ("session_id", "attempt")
 _CLOSING = ("status", "error", "output", "reward", "attempt")
@@ -36,6 +38,29 @@ class Closing:
     def digest(self) -> str:
         """SHA-256 (hex) of the content: by it a repeated close is told from another one."""
         return hashlib.sha256(dump_json(self.fields)).hexdigest()
+
+
+class Unsure:
+    """Events that were sent and never acknowledged: they may be in the log, so a repeated request sends the same bytes
+    again, and the log's readers see a duplicate instead of a conflict (RULES S1, T5).
+    """
+
+    def __init__(self, room: int = 10_000) -> None:
+        self._events: dict[str, SessionOpened | SessionClosed] = {}
+        self._room = room
+
+    def again(self, event: E) -> E:
+        """The event as it was sent before, when only its time differs."""
+        before = self._events.get(event.session_id)
+        return before if isinstance(before, type(event)) and before == event.replace(at=before.at) else event
+
+    def keep(self, event: SessionOpened | SessionClosed) -> None:
+        self._events[event.session_id] = event
+        if len(self._events) > self._room:
+            del self._events[next(iter(self._events))]
+
+    def forget(self, event: SessionOpened | SessionClosed) -> None:
+        self._events.pop(event.session_id, None)
 
 
 def read_opening(body: dict[str, Any]) -> Opening:

@@ -19,7 +19,7 @@ from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.desk import SessionDesk
-from rollmill_capture.opening import Closing, Opening, read_closing, read_opening
+from rollmill_capture.opening import Closing, Opening, Unsure, read_closing, read_opening
 from rollmill_capture.replies import RefusalError, json_response
 from rollmill_capture.sink import EventSink, NotAcknowledgedError
 
@@ -47,6 +47,7 @@ class SessionApi:
     """Raises InvalidInputError for unknown strategies and bad configs."""
     locks: tuple[asyncio.Lock, ...] = field(default_factory=lambda: tuple(asyncio.Lock() for _ in range(LOCKS)))
     """Requests about one session go one by one."""
+    unsure: Unsure = field(default_factory=Unsure)
 
     async def open(self, request: Request) -> Response:
         opening = await self._read(request, read_opening, SPEC_BYTES)
@@ -102,9 +103,11 @@ class SessionApi:
         )
 
     async def _write_opening(self, session_id: str, opening: Opening) -> SessionEntry:
-        now, attempt, spec = self.clock.now(), opening.attempt, opening.spec
-        event = SessionOpened(session_id=session_id, attempt=attempt, spec=spec, at=now)
-        entry = SessionEntry(session_id=session_id, attempt=attempt, state=SessionState.OPEN, spec=spec, opened_at=now)
+        attempt, spec = opening.attempt, opening.spec
+        event = self.unsure.again(SessionOpened(session_id=session_id, attempt=attempt, spec=spec, at=self.clock.now()))
+        entry = SessionEntry(
+            session_id=session_id, attempt=attempt, state=SessionState.OPEN, spec=spec, opened_at=event.at
+        )
         await self._write(event, entry)
         return entry
 
@@ -123,7 +126,9 @@ class SessionApi:
             raise RefusalError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
         if entry.state is SessionState.CLOSED:
             return _closed_before(entry, closing)
-        event = SessionClosed(session_id=session_id, attempt=entry.attempt, at=self.clock.now(), **closing.fields)
+        event = self.unsure.again(
+            SessionClosed(session_id=session_id, attempt=entry.attempt, at=self.clock.now(), **closing.fields)
+        )
         closed = entry.replace(state=SessionState.CLOSED, closing=closing.digest)
         await self._write(event, closed)
         self.metrics.count("sessions_closed", status=event.status.value)
@@ -135,7 +140,9 @@ class SessionApi:
             await self.sink.append(COMPLETIONS, event.session_id, encode(event))
             await self.sink.append(SESSIONS, entry.session_id, encode(entry, JSON))
         except NotAcknowledgedError as error:
+            self.unsure.keep(event)
             raise RefusalError(503, f"{error}; ask again", retry=True) from error
+        self.unsure.forget(event)
         self.desk.table.apply(entry.session_id, entry)
 
     def _lock(self, session_id: str) -> asyncio.Lock:

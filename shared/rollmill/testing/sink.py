@@ -24,10 +24,13 @@ class Appended:
 
 @dataclass
 class MemorySink:
-    """Clear ``open`` to hold every acknowledgement back; set ``failure`` to raise it in place of the next ones."""
+    """Clear ``open`` to hold every acknowledgement back; set ``failure`` or ``doubt`` to raise it."""
 
     appended: list[Appended] = field(default_factory=list)
     failure: Exception | None = None
+    """Raised, and nothing is kept."""
+    doubt: Exception | None = None
+    """Raised, and the record is kept all the same: an acknowledgement that was lost."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when an append has been asked for."""
@@ -42,6 +45,8 @@ class MemorySink:
         if self.failure is not None:
             raise self.failure
         self.appended.append(Appended(topic, key, value))
+        if self.doubt is not None:
+            raise self.doubt
 
     def of(self, topic: Topic) -> list[Any]:
         """The decoded records of one topic, in order."""

@@ -52,6 +52,7 @@ class Elsewhere:
 class Desk:
     sink: MemorySink = field(default_factory=MemorySink)
     table: SessionTable = field(default_factory=SessionTable)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(1000.0))
     engine: asyncio.Event = field(default_factory=asyncio.Event)
     called: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -66,7 +67,7 @@ class Desk:
                 announced=Announced(),
                 sink=self.sink,
                 upstream=Upstream(client),
-                clock=ManualClock(1000.0),
+                clock=self.clock,
                 metrics=Metrics("capture"),
                 validate=known_only,
             )
@@ -253,6 +254,30 @@ async def test_nothing_is_open_or_closed_before_the_log_says_so() -> None:
     assert (await desk.post("/v1/sessions/s1/close"))[0] == 503
     desk.sink.failure = None
     assert (await desk.get("/v1/sessions/s1"))[1]["state"] == "open"
+
+
+async def test_what_was_not_acknowledged_is_sent_again_with_the_same_bytes() -> None:
+    desk = Desk()
+    for path, body in (("/v1/sessions", {"session_id": "s1", "task_id": "t"}), ("/v1/sessions/s1/close", {})):
+        desk.sink.appended.clear()
+        desk.sink.doubt = NotAcknowledgedError("late")
+        assert (await desk.post(path, body))[0] == 503
+        desk.clock.advance(20)
+        desk.sink.doubt = None
+        assert (await desk.post(path, body))[0] in {200, 201}
+        first, again = desk.events
+        assert first == again
+        assert desk.entries[0].opened_at == 1000.0
+
+
+async def test_another_request_after_a_doubtful_one_is_another_event() -> None:
+    desk = Desk()
+    desk.sink.doubt = NotAcknowledgedError("late")
+    await desk.post("/v1/sessions", {"session_id": "s1", "task_id": "t"})
+    desk.clock.advance(20)
+    desk.sink.doubt = None
+    assert (await desk.post("/v1/sessions", {"session_id": "s1", "task_id": "u"}))[0] == 201
+    assert [(event.spec.task_id, event.at) for event in desk.events] == [("t", 1000.0), ("u", 1020.0)]
 
 
 async def test_unknown_paths_and_methods_answer_in_the_same_shape() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rollmill.errors import EXIT_FATAL, FatalError, InvalidInputError, RollmillError
+from rollmill.errors import EXIT_FATAL, ConfigurationError, FatalError, InvalidInputError, RollmillError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="From an agent's model calls to training batches.")
 topics_app = typer.Typer(no_args_is_help=True, help="The topics: list, create, verify, describe.")
@@ -45,6 +46,7 @@ def up(
     """Run Kafka (unless --bootstrap-servers names one) and all five services here, until Ctrl-C."""
     from rollmill.cli.up import Up, run  # noqa: PLC0415
 
+    _require_services()
     raise SystemExit(asyncio.run(run(Up(upstream, data_dir, bootstrap_servers, prefix, port, kafka_port))))
 
 
@@ -139,6 +141,14 @@ def verify_topics(bootstrap_servers: Bootstrap = None, prefix: Prefix = None) ->
 
     asyncio.run(admin.verify_topics(_settings(bootstrap_servers, prefix)))
     typer.echo("the topics are as the registry says")
+
+
+def _require_services() -> None:
+    missing = [name for name in ("faststream", "starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"the services are not installed ({', '.join(missing)}): pip install 'rollmill[services,embedded]'"
+        )
 
 
 def _settings(bootstrap_servers: str | None, prefix: str | None) -> Any:

@@ -1,0 +1,137 @@
+"""One wheel: it imports without PyTorch, and each service starts with its own extra alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import venv
+import zipfile
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+from rollmill.kafka.admin import apply_topics
+from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.settings import KafkaSettings
+from rollmill.supervisor import DRAIN_ORDER, free_port, kafka_environment, service_program
+from rollmill.supervisor.probe import is_ready
+
+pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
+
+ROOT = Path(__file__).parents[2]
+INSTALL_SECONDS, READY_SECONDS = 600, 60
+
+BARE = """
+import importlib.util, pkgutil, sys
+import rollmill, rollmill.codec, rollmill.kafka.clients, rollmill.ledger, rollmill.models, rollmill.strategies
+import rollmill.stream, rollmill.topics, rollmill.trainer
+assert importlib.util.find_spec("torch") is None
+assert importlib.util.find_spec("faststream") is None
+assert "site-packages" in rollmill.__file__, rollmill.__file__
+"""
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_SECONDS)
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="session")
+def environment_with(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Python of an empty environment with the wheel and one extra ("" is none).
+
+    Extras that ask for the same packages share one: installing takes longer than all that is tested.
+    """
+    made: dict[frozenset[str], Path] = {}
+
+    def python_with(extra: str) -> Path:
+        wanted = requirements(wheel, extra)
+        if wanted not in made:
+            made[wanted] = install(wheel, extra, tmp_path_factory.mktemp("venv"))
+        return made[wanted]
+
+    return python_with
+
+
+def requirements(wheel: Path, extra: str) -> frozenset[str]:
+    """What an extra asks for beside the base, as the wheel's metadata has it."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        asked = message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
+    marked = f"extra == '{extra}'" if extra else "no extra"
+    return frozenset(line.partition(";")[0] for line in asked if line.rstrip().endswith(marked))
+
+
+def install(wheel: Path, extra: str, directory: Path) -> Path:
+    venv.create(directory, with_pip=False)
+    python = directory / "bin" / "python"
+    target = f"{wheel}[{extra}]" if extra else str(wheel)
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", target]
+    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_SECONDS)
+    return python
+
+
+def test_the_bare_wheel_imports_without_torch_and_without_a_service(
+    environment_with: Callable[[str], Path], tmp_path: Path
+) -> None:
+    python = environment_with("")
+    subprocess.run([str(python), "-W", "error", "-c", BARE], check=True, cwd=tmp_path, timeout=60)
+    shown = subprocess.run([str(python.parent / "rollmill"), "version"], check=True, capture_output=True, cwd=tmp_path)
+    assert shown.stdout.strip() == b"0.1.0"
+    up = [str(python.parent / "rollmill"), "up", "--upstream", "http://127.0.0.1:1"]
+    refused = subprocess.run(up, check=False, capture_output=True, cwd=tmp_path, text=True, timeout=60)
+    assert refused.returncode == 70
+    assert "pip install 'rollmill[services,embedded]'" in refused.stderr
+
+
+@pytest.fixture
+async def settings(kafka_broker: EmbeddedKafka, topic_prefix: str) -> KafkaSettings:
+    settings = KafkaSettings(bootstrap_servers=kafka_broker.bootstrap_servers, prefix=topic_prefix, partitions=2)
+    await apply_topics(settings)
+    return settings
+
+
+@pytest.mark.parametrize("service", DRAIN_ORDER)
+async def test_a_service_starts_with_its_own_extra_alone(
+    service: str, environment_with: Callable[[str], Path], settings: KafkaSettings, tmp_path: Path
+) -> None:
+    python = await asyncio.to_thread(environment_with, service)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    port = free_port()
+    ports = {"ROLLMILL_HEALTH_PORT": str(port), "ROLLMILL_PORT": str(free_port())}
+    process = await asyncio.create_subprocess_exec(
+        str(python),
+        "-m",
+        service_program(service, {}).module,
+        cwd=tmp_path,
+        env={**bare, **kafka_environment(settings), **ports},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    ready = await ready_or_ended(process, port)
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+    _, said = await asyncio.wait_for(process.communicate(), READY_SECONDS)
+    assert ready, said.decode()
+    assert process.returncode == 0, said.decode()
+
+
+async def ready_or_ended(process: Process, port: int) -> bool:
+    """Whether the service answers that it is ready, before it ends."""
+    async with asyncio.timeout(READY_SECONDS):
+        for _ in range(READY_SECONDS * 10):
+            if process.returncode is not None:
+                return False
+            if await is_ready("127.0.0.1", port):
+                return True
+            await asyncio.sleep(0.1)
+    return False

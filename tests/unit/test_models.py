@@ -209,3 +209,9 @@ def test_the_reward_of_a_rollout_is_the_outcome_or_the_weighted_mean_of_its_trac
     assert made.outcome_reward == 0.75
     assert made.replace(evaluation={"outcome_reward": 0.5}).outcome_reward == 0.5
     assert made.replace(traces=()).outcome_reward is None
+
+
+@pytest.mark.parametrize("size", [True, 8.0, "8", 0])
+def test_a_group_size_is_a_whole_number(size: object) -> None:
+    with pytest.raises(ValidationError):
+        SessionSpec.model_validate({"group_size": size})

@@ -62,6 +62,12 @@ def _finite(value: float) -> float:
 FiniteFloat = Annotated[float, BeforeValidator(_refuse_lookalikes), AfterValidator(_finite)]
 """A finite float. ``bool``, text, NaN and the infinities are refused, never coerced."""
 
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+"""A whole number from 0; ``true``, text and ``1.0`` are refused."""
+
+PositiveInt = Annotated[int, Field(strict=True, gt=0)]
+"""A whole number from 1; ``true``, text and ``1.0`` are refused."""
+
 Identifier = Annotated[str, Field(pattern=IDENTIFIER_PATTERN)]
 """An id chosen by a caller: a letter or digit, then up to 127 of ``[A-Za-z0-9_.-]``."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from rollmill.models.base import EventTime, FiniteFloat, Identifier, Record
+from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
 from rollmill.models.units import Unit
 from rollmill.models.versions import PolicyVersion
 

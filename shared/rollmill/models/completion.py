@@ -6,10 +6,10 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from rollmill.models.arrays import JsonBytes, LogProbs, TokenIds
-from rollmill.models.base import EventTime, FiniteFloat, Identifier, Record
+from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
 from rollmill.models.specs import SessionSpec
 from rollmill.models.versions import PolicySpan, VersionRun, VersionRuns, total_length
 

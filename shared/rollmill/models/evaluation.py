@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from rollmill.models.base import EventTime, FiniteFloat, Identifier, Record
+from rollmill.models.base import EventTime, FiniteFloat, Identifier, PositiveInt, Record
 
 
 class EvalResult(Record):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from enum import StrEnum
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from rollmill.models.base import EventTime, Identifier, Record, dump_json
+from rollmill.models.base import EventTime, Identifier, NonNegativeInt, PositiveInt, Record, dump_json
 from rollmill.models.units import Unit
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import PositiveInt
-
-from rollmill.models.base import EventTime, Identifier, Record
+from rollmill.models.base import EventTime, Identifier, PositiveInt, Record
 from rollmill.models.specs import SessionSpec
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from rollmill.models.base import FiniteFloat, Identifier, Record
+from rollmill.models.base import FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
 
 
 class Purpose(StrEnum):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from rollmill.models.arrays import JsonBytes, LogProbs, LossMask, TokenIds, Values
-from rollmill.models.base import EventTime, FiniteFloat, Identifier, Record
+from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
 from rollmill.models.completion import SessionStatus
 from rollmill.models.specs import SessionSpec
 from rollmill.models.units import Manifest, Unit

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pydantic import NonNegativeInt, PositiveInt
-
-from rollmill.models.base import Identifier, Record
+from rollmill.models.base import Identifier, NonNegativeInt, PositiveInt, Record
 from rollmill.models.versions import PolicyVersion
 
 

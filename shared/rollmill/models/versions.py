@@ -7,9 +7,9 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from rollmill.models.base import EventTime, Identifier, Record
+from rollmill.models.base import EventTime, Identifier, NonNegativeInt, PositiveInt, Record
 
 
 class PolicyVersion(NamedTuple):

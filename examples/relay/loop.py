@@ -16,7 +16,7 @@ from relay.display import Board, Display
 from relay.model import RelayModel
 from relay.options import Options
 from relay.pacing import EngineVersions, SlowTool, run_groups, tools
-from relay.pipeline import GROUP_SIZE, GROUPS_PER_STEP, MAX_STALENESS, STEPS_AHEAD, Pipeline
+from relay.pipeline import GROUP_SIZE, GROUPS_AT_ONCE, GROUPS_PER_STEP, MAX_STALENESS, STEPS_AHEAD, Pipeline
 from relay.report import LAST_STEPS, last_mean
 from relay.training import Lessons, Trainer
 from relay.transcripts import AgentsRecord
@@ -56,7 +56,7 @@ class Loop:
         self._stop = asyncio.Event()
         self._record = AgentsRecord()
         self._lessons = Lessons()
-        self._admission = Admission(GROUPS_PER_STEP * (1 + STEPS_AHEAD), GROUP_SIZE)
+        self._admission = Admission(GROUPS_PER_STEP * (1 + STEPS_AHEAD), GROUPS_AT_ONCE, GROUP_SIZE)
         self._watcher = Watcher(settings, self._admission.settled)
         self._board = Board(options.steps, self._lessons, self._record, self._watcher.tally)
         self._loop = asyncio.get_running_loop()

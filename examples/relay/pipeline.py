@@ -15,6 +15,7 @@ from rollmill.supervisor import Program, Supervisor, free_port, running_services
 
 GROUPS_PER_STEP = 8
 GROUP_SIZE = 8
+GROUPS_AT_ONCE = 5
 MAX_STALENESS = 2
 STEPS_AHEAD = 1
 

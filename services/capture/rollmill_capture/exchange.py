@@ -10,12 +10,13 @@ import orjson
 import structlog
 from starlette.responses import Response
 
+from rollmill.errors import BackpressureError
 from rollmill.models import CallStatus
 from rollmill_capture.client import Client
 from rollmill_capture.engines import Reading
 from rollmill_capture.engines.chat import error_of, read_body
 from rollmill_capture.recorder import Recorder, RecordTooLargeError
-from rollmill_capture.records import Call, Ending
+from rollmill_capture.records import Call, Ending, room_for
 from rollmill_capture.relay import ChatRelay
 from rollmill_capture.replies import JSON, RefusalError
 from rollmill_capture.served import without_details
@@ -54,6 +55,15 @@ class Exchange:
 
     async def run(self) -> None:
         """Answer the client, whatever happens; a reply that ends normally is in the log before its end is sent."""
+        try:
+            with self._recorder.sink.room(room_for(self._call)):
+                await self._run()
+        except BackpressureError as error:
+            # Before the engine was called: nothing was sampled, and there is nothing to record.
+            self._recorder.metrics.count("turned_away", reason=type(error).__name__)
+            await self._client.reply(RefusalError(503, str(error), retry=True, retry_after=error.retry_after))
+
+    async def _run(self) -> None:
         outcome = await self._outcome()
         self.recording = True
         try:
@@ -73,7 +83,12 @@ class Exchange:
             self._complain(error)
 
     async def _outcome(self) -> Outcome:
-        call = self._call
+        async with self._upstream.pauses.passage(self._call.target.route.policy):
+            # The version that counts is the one in front of the engine, not the one in front of the gate.
+            call = self._call = self._recorder.started(self._call)
+            return await self._asked(call)
+
+    async def _asked(self, call: Call) -> Outcome:
         try:
             async with self._upstream.chat(call.target, call.served.body, call.completion_id) as response:
                 if response.status_code != OK:

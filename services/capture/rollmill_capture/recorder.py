@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -29,6 +29,11 @@ class Recorder:
     clock: Clock
     metrics: Metrics
     _warned: set[str] = field(default_factory=set)
+
+    def started(self, call: Call) -> Call:
+        """The call as it goes to the engine now: its start and the version before it (RULES R1)."""
+        newest = self.announced.newest(call.target.route.policy)
+        return replace(call, started_at=self.clock.now(), announced=newest)
 
     async def record(self, call: Call, ending: Ending) -> None:
         """Append the call's record. Raises NotAcknowledgedError and RecordTooLargeError."""

@@ -17,6 +17,7 @@ from rollmill.models import (
     SampledChoice,
     SamplingParams,
 )
+from rollmill.topics import COMPLETIONS
 from rollmill_capture.engines import ReadChoice, Reading
 from rollmill_capture.routes import Target
 from rollmill_capture.served import ServedRequest
@@ -152,6 +153,23 @@ def _smaller(record: CompletionRecord) -> Iterator[CompletionRecord]:
         choices=tuple(choice.replace(message=None) for choice in record.choices),
         metadata=_dropped(record, "original_request", "request.messages", "response", "choices.message"),
     )
+
+
+TOKEN_BYTES = 64
+"""Bound of what one sampled token takes in a record: id, log-prob and text."""
+OVERHEAD_BYTES = 64 * 1024
+
+
+def room_for(call: Call) -> int:
+    """Most bytes that the record of a call may take. Both forms of the request may be kept, and its prompt's ids: four
+    bytes for at most one token per byte. A reply without a limit may fill the record to its limit.
+    """
+    served = call.served
+    limit = served.fields.get("max_completion_tokens") or served.fields.get("max_tokens")
+    if type(limit) is not int:
+        return COMPLETIONS.max_bytes
+    asked = 5 * len(served.body) + len(served.original or b"")
+    return min(COMPLETIONS.max_bytes, asked + limit * TOKEN_BYTES * served.choices + OVERHEAD_BYTES)
 
 
 def _dropped(record: CompletionRecord, *names: str) -> dict[str, Any]:

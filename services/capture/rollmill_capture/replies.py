@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import orjson
@@ -18,14 +19,23 @@ _TYPES = {400: "invalid_request_error", 404: "not_found_error", 409: "conflict_e
 class RefusalError(RollmillError):
     """A request that ends in an error; ``retry`` tells OpenAI's clients whether to try again by themselves."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, retry: bool = False) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry: bool = False,
+        retry_after: float = 1,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.retry = retry
+        self.retry_after = retry_after
 
     def response(self) -> Response:
-        hints = {"retry-after": "1"} if self.retry else {"x-should-retry": "false"}
+        hints = {"retry-after": str(math.ceil(self.retry_after))} if self.retry else {"x-should-retry": "false"}
         return json_response(error_body(self.status, str(self), self.param), self.status, hints)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from aiokafka.errors import KafkaError
@@ -24,6 +25,13 @@ class EventSink(Protocol):
         """Append a record; returns once it is acknowledged. Raises NotAcknowledgedError."""
         ...
 
+    def room(self, size: int) -> AbstractContextManager[None]:
+        """Inside, there is a place for one record of ``size`` bytes, whatever becomes of Kafka (RULES S5).
+
+        Raises BackpressureError where there is none.
+        """
+        ...
+
 
 class KafkaSink:
     """Appends through the application's broker: acknowledged by all in-sync replicas, or an error in time."""
@@ -32,6 +40,9 @@ class KafkaSink:
         self._broker = broker
         self._prefix = settings.prefix
         self._seconds = seconds
+
+    def room(self, _size: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def append(self, topic: Topic, key: str, value: bytes) -> None:
         name, headers = topic.full_name(self._prefix), {CONTENT_TYPE: topic.format}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
 from rollmill.errors import RollmillError
 from rollmill_capture.lanes import LaneTransport
+from rollmill_capture.pause import Pauses
 from rollmill_capture.routes import Target
 from rollmill_capture.settings import CaptureSettings
 
@@ -50,6 +51,7 @@ def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
 @dataclass(frozen=True)
 class Upstream:
     client: httpx.AsyncClient
+    pauses: Pauses = field(default_factory=Pauses)
 
     @asynccontextmanager
     async def chat(self, target: Target, body: bytes, request_id: str) -> AsyncIterator[httpx.Response]:

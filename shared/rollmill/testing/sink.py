@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollmill.codec import CONTENT_TYPE, decode
+from rollmill.errors import BackpressureError
 from rollmill.topics import Topic
 
 
@@ -31,6 +34,10 @@ class MemorySink:
     """Raised, and nothing is kept."""
     doubt: Exception | None = None
     """Raised, and the record is kept all the same: an acknowledgement that was lost."""
+    full: BackpressureError | None = None
+    """Raised where room is asked for."""
+    reserved: int = 0
+    """Bytes that room is kept for."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when an append has been asked for."""
@@ -47,6 +54,17 @@ class MemorySink:
         self.appended.append(Appended(topic, key, value))
         if self.doubt is not None:
             raise self.doubt
+
+    @contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        """Place for a record of ``size`` bytes; raises ``full`` where that is set."""
+        if self.full is not None:
+            raise self.full
+        self.reserved += size
+        try:
+            yield
+        finally:
+            self.reserved -= size
 
     def of(self, topic: Topic) -> list[Any]:
         """The decoded records of one topic, in order."""

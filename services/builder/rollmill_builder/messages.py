@@ -90,6 +90,11 @@ def reasoning_of(message: Message) -> str:
     return text_of(message.get("reasoning_content") or message.get("reasoning"))
 
 
+def ends_with_text(message: Message) -> bool:
+    """Whether text is the last of a message: it has some, and calls no tools."""
+    return bool(text_of(message.get("content"))) and not _tool_calls(message)
+
+
 def _tool_calls(message: Message) -> list[tuple[str, str]]:
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollmill_builder.calls import TOKEN_BYTES, Call
-from rollmill_builder.messages import reply_change
+from rollmill_builder.messages import Message, ends_with_text, reasoning_of, reply_change
 
 OnDrift = Literal["repair", "fork", "fork_over_n"]
 Ids = npt.NDArray[np.int32]
@@ -26,6 +26,9 @@ ENDED = frozenset({"stop", "tool_calls", "function_call"})
 
 GENERATION_PROMPT = 8
 """Tokens at the end of a prompt, after the last end of a turn, in which a turn's opening is looked for."""
+
+REASONING_OPENING = 2
+"""Tokens in which the openings of a thought and of an answer may agree."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Spli
     if isinstance(found, str):
         return Break(found, start + same)
     rest, copy = _without_common_suffix(found.body[same:], tail[same : found.stop])
-    reason = _difference(rest, copy, found.body, same) or _reply_change(parent, child) or _refused(len(rest), rules)
+    reason = _difference(rest, copy, found.body, same) or _reply_change(parent, child, same)
+    reason = reason or _refused(len(rest), rules)
     if reason is not None:
         return Break(reason, start + same)
     return Splice(start + found.resume, len(rest))
@@ -168,13 +172,24 @@ def _difference(rest: Ids, copy: Ids, body: Ids, same: int) -> str | None:
     return "reply_differs"
 
 
-def _reply_change(parent: Call, child: Call) -> str | None:
+def _reply_change(parent: Call, child: Call, same: int) -> str | None:
     if parent.messages is None or parent.message is None or child.messages is None:
         return "reply_unverified"
     place = len(parent.messages)
     if len(child.messages) <= place:
         return "reply_differs"
-    return reply_change(parent.message, child.messages[place])
+    return reply_change(parent.message, child.messages[place]) or _rendered_change(parent, parent.message, same)
+
+
+def _rendered_change(parent: Call, reply: Message, same: int) -> str | None:
+    """What a template changes of a reply that the messages carry unchanged.
+
+    Many leave reasoning out: then the copy does not begin as the reply did. All of them close a thought or a call
+    that the length limit cut off.
+    """
+    if reasoning_of(reply) and same < REASONING_OPENING:
+        return "reasoning_stripped"
+    return "reply_unverified" if not ended_by_token(parent) and not ends_with_text(reply) else None
 
 
 def _refused(drift: int, rules: DriftRules) -> str | None:

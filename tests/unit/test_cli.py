@@ -65,6 +65,14 @@ def test_an_unknown_topic_is_one_line_of_advice() -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("command", [("ledger",), ("topics", "verify"), ("topics", "apply"), ("tail", "cuts")])
+def test_a_cluster_that_does_not_answer_is_one_line_of_advice(command: tuple[str, ...]) -> None:
+    result = rollmill(*command, "--bootstrap-servers", "127.0.0.1:1")
+    assert result.returncode == 70
+    assert "start it with `rollmill up`" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_tail_abbreviates_arrays() -> None:
     record = record_of(COMPLETIONS, encode(completion(100), MSGPACK))
     shown = json.loads(line(COMPLETIONS, record))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Coroutine
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FatalError, InvalidInputError, RollmillError
+
+T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="From an agent's model calls to training batches.")
 topics_app = typer.Typer(no_args_is_help=True, help="The topics: list, create, verify, describe.")
@@ -64,7 +67,7 @@ def tail(
 
     settings = _settings(bootstrap_servers, prefix)
     lines = follow(settings, _topic(topic), from_beginning=from_beginning, limit=limit, full=full)
-    asyncio.run(_print_lines(lines))
+    _on_kafka(settings, _print_lines(lines))
 
 
 @app.command()
@@ -80,7 +83,7 @@ def ledger(
     from rollmill.ledger import read_balance, settled_balance  # noqa: PLC0415
 
     settings = _settings(bootstrap_servers, prefix)
-    balance = asyncio.run(settled_balance(settings, timeout) if settle else read_balance(settings))
+    balance = _on_kafka(settings, settled_balance(settings, timeout) if settle else read_balance(settings))
     typer.echo(json.dumps(balance.as_json()) if as_json else ledger_table(balance))
     raise SystemExit(0 if balance.balanced else 1)
 
@@ -130,16 +133,15 @@ def apply_topics(bootstrap_servers: Bootstrap = None, prefix: Prefix = None) -> 
     """Create the missing topics, then verify all of them."""
     from rollmill.kafka import admin  # noqa: PLC0415
 
-    created = asyncio.run(admin.apply_topics(_settings(bootstrap_servers, prefix)))
+    settings = _settings(bootstrap_servers, prefix)
+    created = _on_kafka(settings, admin.apply_topics(settings), verify=False)
     typer.echo("\n".join(f"created: {name}" for name in created) or "nothing to create")
 
 
 @topics_app.command("verify")
 def verify_topics(bootstrap_servers: Bootstrap = None, prefix: Prefix = None) -> None:
     """Compare the topics on the broker with the registry."""
-    from rollmill.kafka import admin  # noqa: PLC0415
-
-    asyncio.run(admin.verify_topics(_settings(bootstrap_servers, prefix)))
+    _on_kafka(_settings(bootstrap_servers, prefix), asyncio.sleep(0))
     typer.echo("the topics are as the registry says")
 
 
@@ -149,6 +151,28 @@ def _require_services() -> None:
         raise ConfigurationError(
             f"the services are not installed ({', '.join(missing)}): pip install 'rollmill[services,embedded]'"
         )
+
+
+def _on_kafka(settings: Any, work: Coroutine[Any, Any, T], *, verify: bool = True) -> T:
+    """Run ``work`` on a cluster that answers and has the topics; else ConfigurationError with advice."""
+    from aiokafka.errors import KafkaConnectionError  # noqa: PLC0415
+
+    from rollmill.kafka import admin  # noqa: PLC0415
+
+    async def verified() -> T:
+        if verify:
+            await admin.verify_topics(settings)
+        return await work
+
+    try:
+        return asyncio.run(verified())
+    except KafkaConnectionError as error:
+        raise ConfigurationError(
+            f"Kafka does not answer at {settings.bootstrap_servers}: start it with `rollmill up`, or name it with "
+            "--bootstrap-servers"
+        ) from error
+    finally:
+        work.close()
 
 
 def _settings(bootstrap_servers: str | None, prefix: str | None) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +24,21 @@ from rollmill.topics import POLICIES, SESSIONS
 from rollmill_capture.chat_api import ChatEndpoint
 from rollmill_capture.desk import SessionDesk
 from rollmill_capture.handlers import ModelsEndpoint, make_application
+from rollmill_capture.log import KafkaLog
+from rollmill_capture.pause import Pauses
 from rollmill_capture.recorder import Recorder
 from rollmill_capture.routes import RouteTable
 from rollmill_capture.server import listen, serve
 from rollmill_capture.session_api import SessionApi
 from rollmill_capture.sessions import Position, SessionTable
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.sink import EventSink, KafkaSink
+from rollmill_capture.sink import EventSink, LogSink
+from rollmill_capture.spool import Spool, open_spool
 from rollmill_capture.upstream import Upstream, make_client
 from rollmill_capture.versions import Announced
+
+SPOOL_SECONDS = 10.0
+"""Longest wait of a stopping capture for an empty spool; calls in flight have ended before."""
 
 HTTP = "http"
 """Part of readiness: the tables are read and the server listens."""
@@ -95,32 +102,68 @@ class Program:
         await self._policy_reader.run(context.stop)
 
     async def serve(self, context: ServiceContext) -> None:
-        """Serve HTTP once both tables are read; who asks earlier finds nobody listening."""
+        """Serve HTTP once what an earlier process spooled is sent and both tables are read; who asks earlier finds
+        nobody listening.
+        """
         context.health.expect(HTTP)
-        if not await _before(context.stop, self._read_whole()):
-            return
-        async with make_client(self._settings) as client:
-            app = assemble(self._parts(context, client))
+        async with self._sink(context) as sink, make_client(self._settings) as client:
+            if not await _before(context.stop, self._prepared(sink)):
+                return
+            app = assemble(self._parts(context, sink, client))
             with listen(self._settings) as listener:
                 context.health.ready(HTTP)
                 structlog.get_logger().info("capture listens", url=self._settings.public)
                 await serve(app, listener, self._settings, context.stop)
+            await _emptied(sink, self._settings)
 
-    async def _read_whole(self) -> None:
+    async def _prepared(self, sink: LogSink) -> None:
+        await sink.emptied()
         await self._session_reader.caught_up()
         await self._policy_reader.caught_up()
 
-    def _parts(self, context: ServiceContext, client: httpx.AsyncClient) -> Parts:
+    @asynccontextmanager
+    async def _sink(self, context: ServiceContext) -> AsyncIterator[LogSink]:
+        settings = self._settings
+        seconds = settings.ack_seconds if settings.spool_dir is None else settings.spool_after_seconds
+        async with KafkaLog(context.clients, settings.prefix, seconds) as log, opened_spool(settings) as spool:
+            sink = LogSink(log, spool, context.metrics)
+            draining = asyncio.create_task(sink.drain())
+            try:
+                yield sink
+            finally:
+                draining.cancel()
+                await asyncio.wait((draining,))
+
+    def _parts(self, context: ServiceContext, sink: EventSink, client: httpx.AsyncClient) -> Parts:
         return Parts(
             settings=self._settings,
             sessions=self._sessions,
             position=self._session_reader,
             announced=self._announced,
-            sink=KafkaSink(context.broker, self._settings, self._settings.ack_seconds),
-            upstream=Upstream(client),
+            sink=sink,
+            upstream=Upstream(client, Pauses(self._settings.pause_seconds)),
             clock=context.clock,
             metrics=context.metrics,
         )
+
+
+@asynccontextmanager
+async def opened_spool(settings: CaptureSettings) -> AsyncIterator[Spool | None]:
+    if settings.spool_dir is None:
+        structlog.get_logger().warning("no spool is configured: without Kafka, calls are refused (ROLLMILL_SPOOL_DIR)")
+        yield None
+        return
+    spool = await open_spool(settings.spool_dir, settings.prefix, settings.spool_bytes)
+    try:
+        yield spool
+    finally:
+        await spool.close()
+
+
+async def _emptied(sink: LogSink, settings: CaptureSettings) -> None:
+    """What is still spooled after this is sent by the next start."""
+    if not await sink.emptied(min(SPOOL_SECONDS, settings.drain_seconds / 3)):
+        structlog.get_logger().warning("records are left in the spool; the next start sends them")
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -16,8 +16,8 @@ from rollmill_capture.settings import CaptureSettings
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pools of common clients keep a connection, so that it is they who close it."""
 BACKLOG = 4096
-SPARE_SECONDS = 2.0
-"""Of the time to drain, for what comes after the server."""
+SERVER_SHARE = 0.6
+"""Of the time to drain, for calls in flight; the rest is for what comes after the server."""
 
 
 class Server(uvicorn.Server):
@@ -64,5 +64,5 @@ def _config(app: ASGIApp, settings: CaptureSettings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=max(1, int(settings.drain_seconds - SPARE_SECONDS)),
+        timeout_graceful_shutdown=max(1, int(settings.drain_seconds * SERVER_SHARE)),
     )

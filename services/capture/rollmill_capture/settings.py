@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, model_validator
@@ -64,7 +65,17 @@ class CaptureSettings(ServiceSettings):
     request_bytes: PositiveInt = 64 * 2**20
     """Largest request body."""
     ack_seconds: float = Field(default=15.0, gt=0)
-    """For Kafka's acknowledgement of a record; then the client gets an error instead of the end of its reply."""
+    """For Kafka's acknowledgement of a record where there is no spool; then the client gets an error instead of the
+    end of its reply."""
+    spool_dir: Path | None = None
+    """A directory on a persistent volume for records that Kafka does not take now (RULES S5). None: no spool, and
+    while Kafka is away calls are refused with 503."""
+    spool_bytes: PositiveInt = 4 * 2**30
+    """Of spooled records and of room kept for calls in flight; a call without a limit on its tokens keeps 8 MiB."""
+    spool_after_seconds: float = Field(default=3.0, gt=0)
+    """For Kafka's acknowledgement of a record; then it goes into the spool."""
+    pause_seconds: float = Field(default=900.0, gt=0)
+    """Longest wait of a call for the end of a weight update; then it is refused with 503."""
     close_seconds: float = Field(default=30.0, gt=0)
     """How long closing a session waits for its calls in flight."""
     lookup_seconds: float = Field(default=1.0, gt=0)

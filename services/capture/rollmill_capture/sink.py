@@ -1,23 +1,29 @@
-"""Where events go: appended to a topic, and acknowledged. The Kafka side is one small adapter."""
+"""Where events go: to the log, or to the spool while the log is away; acknowledged by one of them (RULES S5)."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from aiokafka.errors import KafkaError
-from faststream.exceptions import FastStreamException
-from faststream.kafka import KafkaBroker
+import structlog
 
-from rollmill.codec import CONTENT_TYPE
-from rollmill.errors import RetryableError
-from rollmill.settings import KafkaSettings
+from rollmill.errors import BackpressureError
+from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import Topic
+from rollmill_capture.log import NotAcknowledgedError, RefusedRecordError
+from rollmill_capture.spool import NoRoomError, Spool, SpoolFailedError
+from rollmill_capture.spool_file import Spooled
 
+__all__ = ["EventSink", "LogSink", "NotAcknowledgedError"]
 
-class NotAcknowledgedError(RetryableError):
-    """The log did not confirm the record in time; it may be there all the same (RULES T5)."""
+DRAIN_BYTES = 4 * 2**20
+"""Sent from the spool at once."""
+RETRY_SECONDS = 1.0
+STUCK_AFTER = 3
+"""A producer that fails this often in a row while the broker answers is finished, whatever it says."""
 
 
 class EventSink(Protocol):
@@ -33,23 +39,162 @@ class EventSink(Protocol):
         ...
 
 
-class KafkaSink:
-    """Appends through the application's broker: acknowledged by all in-sync replicas, or an error in time."""
+class Log(Protocol):
+    """Kafka, as the sink needs it: `rollmill_capture.log.KafkaLog` is one."""
 
-    def __init__(self, broker: KafkaBroker, settings: KafkaSettings, seconds: float) -> None:
-        self._broker = broker
-        self._prefix = settings.prefix
-        self._seconds = seconds
+    async def send(self, topic: str, key: str, value: bytes) -> None: ...
 
-    def room(self, _size: int) -> AbstractContextManager[None]:
-        return nullcontext()
+    async def send_all(self, records: list[tuple[str, str, bytes]]) -> None: ...
+
+    async def answers(self) -> bool: ...
+
+    async def replace(self) -> None: ...
+
+
+class LogAwayError(BackpressureError):
+    """Kafka is away, and there is no spool."""
+
+
+@dataclass
+class LogSink:
+    """Sends to the log while that answers. ``drain`` has to run beside it: it sends what was spooled."""
+
+    log: Log
+    spool: Spool | None
+    metrics: Metrics
+    away: bool = False
+    """Kafka did not acknowledge, and nothing has been acknowledged since."""
+    _noticed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while there may be something to do for ``drain``."""
+
+    def __post_init__(self) -> None:
+        if self.spool is not None and self.spool.records:
+            self._noticed.set()
 
     async def append(self, topic: Topic, key: str, value: bytes) -> None:
-        name, headers = topic.full_name(self._prefix), {CONTENT_TYPE: topic.format}
+        spool = self.spool
+        if spool is not None and (self.away or spool.holds(key)):
+            await self._put(spool, Spooled(topic.name, key, value))
+            return
         try:
-            async with asyncio.timeout(self._seconds):
-                await self._broker.publish(value, name, key=key.encode(), headers=headers)
-        except TimeoutError as error:
-            raise NotAcknowledgedError(f"{name} did not acknowledge within {self._seconds} s") from error
-        except (KafkaError, FastStreamException) as error:
-            raise NotAcknowledgedError(f"{name} did not take the record: {error!r}") from error
+            await self.log.send(topic.name, key, value)
+        except RefusedRecordError:
+            raise
+        except NotAcknowledgedError as error:
+            self._lose(error)
+            if spool is None:
+                raise
+            await self._put(spool, Spooled(topic.name, key, value))
+
+    @contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.spool is None:
+                self._need_the_log()
+            else:
+                self._reserve(self.spool, size, stack)
+            yield
+
+    def _reserve(self, spool: Spool, size: int, stack: ExitStack) -> None:
+        try:
+            stack.enter_context(spool.room(size))
+        except NoRoomError:
+            if self.away:
+                raise
+            # Kafka is well: the record goes there, or, if it goes away meanwhile, into what is left of the spool.
+            self.metrics.count("calls_without_room")
+
+    async def drain(self) -> None:
+        """Send what is spooled, for ever; ask for a log that was away whether it is back."""
+        failures = 0
+        while True:
+            await self._noticed.wait()
+            if await self._step():
+                failures = 0
+                continue
+            failures += 1
+            if failures >= STUCK_AFTER and await self.log.answers():
+                await self.log.replace()
+                failures = 0
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def emptied(self, seconds: float | None = None) -> bool:
+        """Wait until nothing is spooled; False: ``seconds`` were over before."""
+        if self.spool is None:
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                await self.spool.empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _step(self) -> bool:
+        """Send the oldest records. False: the log is still away."""
+        batch = [] if self.spool is None else await self.spool.first(DRAIN_BYTES)
+        if not batch or self.spool is None:
+            return await self._look()
+        try:
+            await self.log.send_all([(record.topic, record.key, record.value) for record in batch])
+        except RefusedRecordError:
+            await self._one_by_one(self.spool, batch)
+        except NotAcknowledgedError as error:
+            self._lose(error)
+            return False
+        else:
+            self._find()
+            await self.spool.remove(batch)
+        self._show(self.spool)
+        return True
+
+    async def _look(self) -> bool:
+        """Nothing to send: ask for the log, and rest where it is there."""
+        if self.away and not await self.log.answers():
+            return False
+        self._find()
+        if self.spool is None or self.spool.empty.is_set():
+            self._noticed.clear()
+        return True
+
+    async def _one_by_one(self, spool: Spool, batch: list[Spooled]) -> None:
+        for record in batch:
+            try:
+                await self.log.send(record.topic, record.key, record.value)
+            except RefusedRecordError as error:
+                structlog.get_logger().error("a spooled record is set aside", key=record.key, error=str(error))
+                self.metrics.count("spooled_records_set_aside")
+                await spool.set_aside(record, str(error))
+            except NotAcknowledgedError:
+                return
+            else:
+                await spool.remove([record])
+
+    async def _put(self, spool: Spool, record: Spooled) -> None:
+        try:
+            await spool.put(record)
+        except SpoolFailedError as error:
+            raise NotAcknowledgedError(f"Kafka is away, and {error}") from error
+        self._noticed.set()
+        self.metrics.count("spooled_records")
+        self._show(spool)
+
+    def _need_the_log(self) -> None:
+        if self.away:
+            raise LogAwayError("Kafka is away, and no spool is configured (ROLLMILL_SPOOL_DIR)", retry_after=5)
+
+    def _lose(self, error: Exception) -> None:
+        if not self.away:
+            structlog.get_logger().error("Kafka is away", error=str(error), spooling=self.spool is not None)
+        self.away = True
+        self._noticed.set()
+        self.metrics.gauge("kafka_away", 1)
+
+    def _find(self) -> None:
+        if self.away:
+            structlog.get_logger().info("Kafka is back")
+        self.away = False
+        self.metrics.gauge("kafka_away", 0)
+
+    def _show(self, spool: Spool) -> None:
+        self.metrics.gauge("spool_bytes", spool.used)
+        self.metrics.gauge("spool_records", spool.records)

@@ -34,15 +34,18 @@ class KafkaClients:
             "request_timeout_ms": self._settings.request_timeout_ms,
         }
 
-    def producer(self, transactional_id: str | None = None) -> AIOKafkaProducer:
-        """Idempotent, acks from all replicas, lz4; transactional with an id."""
+    def producer(self, transactional_id: str | None = None, *, linger_ms: int = 2) -> AIOKafkaProducer:
+        """Idempotent, acks from all replicas, lz4; transactional with an id.
+
+        ``linger_ms``: 0 where somebody waits for each record.
+        """
         return AIOKafkaProducer(
             **self._common(),
             transactional_id=transactional_id,
             transaction_timeout_ms=self._settings.transaction_timeout_ms,
             enable_idempotence=True,
             acks="all",
-            linger_ms=2,
+            linger_ms=linger_ms,
             max_batch_size=MAX_BATCH,
             max_request_size=MAX_REQUEST,
             compression_type="lz4",

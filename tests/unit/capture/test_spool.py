@@ -1,0 +1,215 @@
+"""The spool and the sink in front of it: what is acknowledged while Kafka is away, in which order it goes out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rollmill.errors import BackpressureError, ConfigurationError
+from rollmill.telemetry.metrics import Metrics
+from rollmill.topics import COMPLETIONS, SESSIONS
+from rollmill_capture.log import NotAcknowledgedError, RefusedRecordError
+from rollmill_capture.sink import LogSink
+from rollmill_capture.spool import NoRoomError, Spool, open_spool
+from rollmill_capture.spool_file import Spooled, open_spool_file
+
+WAIT = 5.0
+
+
+@dataclass
+class Log:
+    """Kafka as it behaves: away it acknowledges nothing, and what it was given may be there all the same."""
+
+    here: asyncio.Event = field(default_factory=asyncio.Event)
+    keeps: bool = False
+    refuses: Callable[[bytes], bool] = lambda _: False
+    sent: list[tuple[str, str, bytes]] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    replaced: int = 0
+
+    async def send(self, topic: str, key: str, value: bytes) -> None:
+        await self.send_all([(topic, key, value)])
+
+    async def send_all(self, records: list[tuple[str, str, bytes]]) -> None:
+        self.asked.set()
+        if any(self.refuses(value) for _, _, value in records):
+            raise RefusedRecordError("too large")
+        if self.here.is_set() or self.keeps:
+            self.sent.extend(records)
+        if not self.here.is_set():
+            raise NotAcknowledgedError("away")
+
+    async def answers(self) -> bool:
+        return self.here.is_set()
+
+    async def replace(self) -> None:
+        self.replaced += 1
+
+    @property
+    def values(self) -> list[bytes]:
+        return [value for _, _, value in self.sent]
+
+
+@asynccontextmanager
+async def spooling(path: Path, log: Log, limit: int = 1000) -> AsyncIterator[tuple[LogSink, Spool]]:
+    spool = await open_spool(path, "t.", limit)
+    sink = LogSink(log, spool, Metrics("capture"))
+    draining = asyncio.create_task(sink.drain())
+    try:
+        yield sink, spool
+    finally:
+        draining.cancel()
+        await asyncio.wait((draining,))
+        await spool.close()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmill_capture.sink.RETRY_SECONDS", 0.01)
+
+
+async def test_without_kafka_records_are_acknowledged_by_the_disk_and_sent_in_order_later(tmp_path: Path) -> None:
+    log = Log()
+    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
+        await asyncio.gather(*(sink.append(COMPLETIONS, f"s{number % 3}", b"%d" % number) for number in range(9)))
+        assert (log.sent, spool.records, spool.used) == ([], 9, 9)
+        log.here.set()
+        assert await sink.emptied()
+        assert sorted(log.values) == [b"%d" % number for number in range(9)]
+        for session in range(3):
+            mine = [value for _, key, value in log.sent if key == f"s{session}"]
+            assert mine == sorted(mine)
+        assert not sink.away
+
+
+async def test_while_a_session_has_spooled_records_its_later_ones_go_behind_them(tmp_path: Path) -> None:
+    log = Log()
+    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
+        await sink.append(COMPLETIONS, "s1", b"first")
+        sink.away = False
+        await sink.append(SESSIONS, "s1", b"second")
+        assert (spool.records, log.sent) == (2, [])
+        log.here.set()
+        await sink.emptied()
+        await sink.append(COMPLETIONS, "s1", b"third")
+        assert log.values == [b"first", b"second", b"third"]
+        assert [topic for topic, _, _ in log.sent] == ["completions", "sessions", "completions"]
+
+
+async def test_what_an_unacknowledged_send_delivers_later_is_there_twice_and_never_missing(tmp_path: Path) -> None:
+    log = Log(keeps=True)
+    async with spooling(tmp_path, log) as (sink, _), asyncio.timeout(WAIT):
+        await sink.append(COMPLETIONS, "s1", b"call")
+        log.here.set()
+        await sink.emptied()
+        assert set(log.values) == {b"call"}
+        assert len(log.values) > 1
+
+
+async def test_the_next_start_finds_what_a_dead_process_left_and_sends_it_first(tmp_path: Path) -> None:
+    async with spooling(tmp_path, Log()) as (sink, _):
+        await sink.append(COMPLETIONS, "s1", b"before")
+    log = Log()
+    log.here.set()
+    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
+        assert spool.holds("s1") or log.sent
+        await sink.append(COMPLETIONS, "s1", b"after")
+        await sink.emptied()
+        assert log.values == [b"before", b"after"]
+
+
+async def test_room_is_kept_before_the_call_and_refused_where_neither_kafka_nor_space_is_left(tmp_path: Path) -> None:
+    log = Log()
+    async with spooling(tmp_path, log, limit=100) as (sink, spool):
+        with sink.room(60):
+            assert spool.reserved == 60
+            with sink.room(60):
+                """Kafka is well: the call may run without room of its own."""
+            await sink.append(COMPLETIONS, "s1", bytes(30))
+            assert sink.away
+            with pytest.raises(NoRoomError, match="60 reserved"), sink.room(20):
+                raise AssertionError("there is no room")
+            with sink.room(10):
+                assert spool.reserved == 70
+        assert spool.reserved == 0
+
+
+async def test_a_call_that_has_its_room_is_never_refused_afterwards(tmp_path: Path) -> None:
+    async with spooling(tmp_path, Log(), limit=100) as (sink, spool):
+        for number in range(4):
+            with sink.room(25):
+                await sink.append(COMPLETIONS, f"s{number}", bytes(25))
+        assert spool.used == 100
+        with pytest.raises(BackpressureError), sink.room(1):
+            raise AssertionError("there is no room")
+
+
+async def test_without_a_spool_the_loss_of_kafka_is_told_until_it_answers_again() -> None:
+    log = Log()
+    sink = LogSink(log, None, Metrics("capture"))
+    with pytest.raises(NotAcknowledgedError):
+        await sink.append(COMPLETIONS, "s1", b"call")
+    with pytest.raises(BackpressureError, match="ROLLMILL_SPOOL_DIR"), sink.room(1):
+        raise AssertionError("there is no room")
+    assert not await sink._step()
+    log.here.set()
+    assert await sink._step()
+    with sink.room(1):
+        await sink.append(COMPLETIONS, "s1", b"call")
+
+
+async def test_a_record_that_the_log_refuses_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    log = Log(refuses=lambda value: value == b"bad")
+    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
+        sink.away = True
+        for value in (b"one", b"bad", b"two"):
+            await sink.append(COMPLETIONS, "s1", value)
+        log.here.set()
+        await sink.emptied()
+        assert log.values == [b"one", b"two"]
+        assert spool.used == 0
+
+
+async def test_a_producer_that_delivers_nothing_although_the_broker_answers_is_replaced(tmp_path: Path) -> None:
+    class Stuck(Log):
+        async def answers(self) -> bool:
+            return True
+
+        async def replace(self) -> None:
+            self.here.set()
+            await super().replace()
+
+    log = Stuck()
+    async with spooling(tmp_path, log) as (sink, _), asyncio.timeout(WAIT):
+        await sink.append(COMPLETIONS, "s1", b"call")
+        await sink.emptied()
+    assert (log.replaced, log.values) == (1, [b"call"])
+
+
+async def test_a_disk_that_fails_is_no_acknowledgement(tmp_path: Path) -> None:
+    async with spooling(tmp_path, Log()) as (sink, spool):
+        spool._file._db.execute("DROP TABLE spooled")
+        with pytest.raises(NotAcknowledgedError, match="disk"):
+            await sink.append(COMPLETIONS, "s1", b"call")
+        assert (spool.used, spool.records) == (0, 0)
+        spool._file._db.execute("CREATE TABLE spooled (number, topic, key, value, refused)")
+
+
+def test_two_processes_never_share_a_file_and_a_freed_one_is_found_again(tmp_path: Path) -> None:
+    one, two = open_spool_file(tmp_path, "t."), open_spool_file(tmp_path, "t.")
+    assert [one.path.name, two.path.name] == ["t.0.sqlite", "t.1.sqlite"]
+    one.add([Spooled("completions", "s1", b"x")])
+    one.close()
+    again = open_spool_file(tmp_path, "t.")
+    assert (again.path, [record.value for record in again.first(10)]) == (one.path, [b"x"])
+    again.close()
+    two.close()
+
+
+def test_a_directory_that_cannot_be_used_is_told_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="ROLLMILL_SPOOL_DIR"):
+        open_spool_file(tmp_path / "file", "t.")

@@ -8,8 +8,6 @@ import httpx
 from relay.agents import Session, Transcript
 from relay.sabotage import Sabotage
 
-_BUILDERS = {Sabotage.SHIFT_MASK: "relay.builder:ShiftedMaskBuilder"}
-
 
 @dataclass(frozen=True)
 class CaptureSessions:
@@ -37,7 +35,7 @@ class CaptureSessions:
             "task_id": f"relay/{digits}",
             "group_id": group,
             "group_size": self.group_size,
-            "builder": {"strategy": _BUILDERS.get(self.sabotage, "prefix_merging")},
+            "builder": {"strategy": "prefix_merging"},
             "evaluators": [{"strategy": "relay.evaluator:RelayEvaluator", "config": grader}],
         }
 

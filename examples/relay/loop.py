@@ -26,6 +26,7 @@ from rollmill.ledger import Balance, settled_balance
 from rollmill.settings import KafkaSettings
 
 _SETTLE_SECONDS: Final = 60.0
+_STALL_SECONDS: Final = 90.0
 _HTTP: Final = httpx.Limits(max_connections=None, max_keepalive_connections=256)
 
 
@@ -60,7 +61,9 @@ class Loop:
         self._watcher = Watcher(settings, self._admission.settled)
         self._board = Board(options.steps, self._lessons, self._record, self._watcher.tally)
         self._loop = asyncio.get_running_loop()
-        self._trainer = Trainer(settings, model, pipeline.engine, self._lessons, self._after_step)
+        self._trainer = Trainer(
+            settings, model, pipeline.engine, self._lessons, self._after_step, sabotage=options.sabotage
+        )
 
     async def play(self) -> Played:
         """Until the goal or the last step, or SIGINT; then the drain. What fails in it ends all of it."""
@@ -68,7 +71,7 @@ class Loop:
         async with asyncio.TaskGroup() as tasks:
             aside = [
                 tasks.create_task(work)
-                for work in (self._watcher.run(), self._alarm(), self._display.follow(self._board))
+                for work in (self._watcher.run(), self._alarm(), self._patience(), self._display.follow(self._board))
             ]
             training = tasks.create_task(asyncio.to_thread(self._trainer.run))
             try:
@@ -133,3 +136,11 @@ class Loop:
 
     async def _alarm(self) -> None:
         raise FatalError(await self._pipeline.supervisor.alarm())
+
+    async def _patience(self) -> None:
+        """A run of which every token is excluded would go on for ever."""
+        while not self._stop.is_set():
+            trained = len(self._lessons.steps)
+            await asyncio.sleep(_STALL_SECONDS)
+            if len(self._lessons.steps) == trained and not self._stop.is_set():
+                raise FatalError(f"no step was trained in {_STALL_SECONDS:g} s; {self._board.line()}")

@@ -11,10 +11,12 @@ import httpx
 import torch
 
 from grpo_minimal import train
+from relay.faulty_stream import make_stream
 from relay.gap import LogProbGap
 from relay.learning import make_optimizer, packed_log_probs
 from relay.model import RelayModel, to_bytes
 from relay.oracle import TrainedStep, trained_step
+from relay.sabotage import Sabotage
 from rollmill.settings import KafkaSettings
 from rollmill.trainer import BatchStream, NoBatch, PolicyPublisher, Step
 
@@ -45,6 +47,7 @@ class Trainer:
     """Base URL."""
     lessons: Lessons
     told: Callable[[], None]
+    sabotage: Sabotage = Sabotage.NONE
     no_more: threading.Event = field(default_factory=threading.Event)
     """Set it when no more trajectories will come."""
     finished: threading.Event = field(default_factory=threading.Event)
@@ -55,7 +58,7 @@ class Trainer:
         with (
             httpx.Client(base_url=self.engine) as http,
             PolicyPublisher(settings=self.settings) as publisher,
-            BatchStream(settings=self.settings) as stream,
+            make_stream(self.settings, self.sabotage) as stream,
         ):
             self.lessons.gap.weights.keep(0, self.model)
             publisher.announce(0)

@@ -1,7 +1,8 @@
 """One captured call with 8192 prompt and 1024 sampled tokens: MessagePack with packed arrays beside JSON with lists.
 
 Both formats pass through the same model and the same `rollmill.codec`, so both pay for validation; the last row is
-JSON without any model, the least that a program in Python pays for lists of numbers.
+JSON without any model, the least that a program in Python pays for lists of numbers. The contenders take turns, so that
+what else runs on the machine meets all of them alike.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from rollmill.codec import JSON, MSGPACK, decode, encode
 from rollmill.models import CompletionRecord, SampledChoice
 
 PROMPT, SAMPLED = 8192, 1024
-REPEATS, CALLS = 7, 20
+ROUNDS, CALLS = 30, 10
+
+Call = Callable[[], object]
 
 
 def measure() -> dict[str, Any]:
-    """Size and median time of one encode and one decode; spread is the slowest over the fastest repeat."""
+    """Bytes, and microseconds of one encode and one decode: of the fastest round, and of the median round."""
     record = _record()
     packed, text = encode(record, MSGPACK), encode(record, JSON)
     plain = orjson.loads(text)
-    return {
-        "record": {"prompt_tokens": PROMPT, "sampled_tokens": SAMPLED},
-        "msgpack_packed": {
-            "bytes": len(packed),
-            **_timed("encode", lambda: encode(record, MSGPACK)),
-            **_timed("decode", lambda: decode(CompletionRecord, packed)),
-        },
-        "json_lists": {
-            "bytes": len(text),
-            **_timed("encode", lambda: encode(record, JSON)),
-            **_timed("decode", lambda: decode(CompletionRecord, text)),
-        },
-        "json_lists_without_model": {
-            "bytes": len(text),
-            **_timed("encode", lambda: orjson.dumps(plain)),
-            **_timed("decode", lambda: orjson.loads(text)),
-        },
+    calls: dict[tuple[str, str], Call] = {
+        ("msgpack_packed", "encode"): lambda: encode(record, MSGPACK),
+        ("msgpack_packed", "decode"): lambda: decode(CompletionRecord, packed),
+        ("json_lists", "encode"): lambda: encode(record, JSON),
+        ("json_lists", "decode"): lambda: decode(CompletionRecord, text),
+        ("json_lists_without_model", "encode"): lambda: orjson.dumps(plain),
+        ("json_lists_without_model", "decode"): lambda: orjson.loads(text),
     }
+    rows: dict[str, Any] = {
+        "msgpack_packed": {"bytes": len(packed)},
+        "json_lists": {"bytes": len(text)},
+        "json_lists_without_model": {"bytes": len(text)},
+    }
+    for (row, name), times in _timed(calls).items():
+        rows[row] |= {f"{name}_us": round(min(times), 1), f"{name}_median_us": round(statistics.median(times), 1)}
+    return {"record": {"prompt_tokens": PROMPT, "sampled_tokens": SAMPLED}, **rows}
 
 
 def _record() -> CompletionRecord:
@@ -56,13 +57,15 @@ def _record() -> CompletionRecord:
     return CompletionRecord(session_id="s", completion_id="c", prompt_ids=prompt, choices=(choice,))
 
 
-def _timed(name: str, call: Callable[[], object]) -> dict[str, float]:
-    call()
-    times = sorted(_microseconds(call) for _ in range(REPEATS))
-    return {f"{name}_us": round(statistics.median(times), 1), f"{name}_spread": round(times[-1] / times[0], 2)}
+def _timed(calls: dict[tuple[str, str], Call]) -> dict[tuple[str, str], list[float]]:
+    times: dict[tuple[str, str], list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            times[name].append(_microseconds(call))
+    return times
 
 
-def _microseconds(call: Callable[[], object]) -> float:
+def _microseconds(call: Call) -> float:
     began = time.perf_counter()
     for _ in range(CALLS):
         call()

@@ -19,7 +19,7 @@ from rollmill.codec import JSON, MSGPACK, decode, encode
 from rollmill.models import CompletionRecord, SampledChoice
 
 PROMPT, SAMPLED = 8192, 1024
-ROUNDS, CALLS = 30, 10
+ROUNDS, CALLS = 200, 3
 
 Call = Callable[[], object]
 

@@ -23,6 +23,7 @@ from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import POLICIES, SESSIONS
 from rollmill_capture.chat_api import ChatEndpoint
 from rollmill_capture.desk import SessionDesk
+from rollmill_capture.fence import Fence
 from rollmill_capture.handlers import ModelsEndpoint, make_application
 from rollmill_capture.log import KafkaLog
 from rollmill_capture.pause import Pauses
@@ -62,7 +63,7 @@ class Parts:
 def assemble(parts: Parts) -> Starlette:
     """The HTTP application."""
     settings, routes = parts.settings, RouteTable(parts.settings)
-    desk = SessionDesk(parts.sessions, parts.position, settings.lookup_seconds)
+    desk = SessionDesk(parts.sessions, parts.position, settings.lookup_seconds, settings.keys)
     sessions = SessionApi(
         desk=desk,
         sink=parts.sink,
@@ -75,7 +76,10 @@ def assemble(parts: Parts) -> Starlette:
     )
     recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics)
     chat = ChatEndpoint(desk, routes, parts.upstream, recorder, settings.request_bytes)
-    return make_application(sessions, chat, ModelsEndpoint(desk, routes, parts.upstream))
+    fence = Fence(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
+    return make_application(
+        sessions, fence.around(chat, desk.named_for_retries), ModelsEndpoint(desk, routes, parts.upstream)
+    )
 
 
 def build(settings: CaptureSettings) -> Service:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -25,6 +26,14 @@ from rollmill_capture.upstream import Upstream
 
 KIND = "x-rollmill-call"
 IDEMPOTENCY_KEY = "idempotency-key"
+ATTEMPT = "x-rollmill-attempt"
+"""Set by the fence alone."""
+RETRY_HEADERS = {
+    "idempotency_key": IDEMPOTENCY_KEY,
+    "client_request_id": "x-request-id",
+    "client_retries": "x-stainless-retry-count",
+}
+"""Names in a record's metadata, and the headers that SDKs send."""
 KEY_LENGTH = 256
 
 
@@ -69,7 +78,6 @@ class ChatEndpoint:
             raise RefusalError(400, str(error)) from error
         model = body.get("model")
         target = self.routes.find(model if isinstance(model, str) else None)
-        key = headers.get(IDEMPOTENCY_KEY)
         return Call(
             session_id=entry.session_id,
             attempt=entry.attempt,
@@ -79,8 +87,15 @@ class ChatEndpoint:
             served=serve(raw, body, target.route.model),
             started_at=self.recorder.clock.now(),
             announced=self.recorder.announced.newest(target.route.policy),
-            metadata={} if key is None else {"idempotency_key": key[:KEY_LENGTH]},
+            metadata=retry_metadata(headers),
         )
+
+
+def retry_metadata(headers: Headers) -> dict[str, Any]:
+    """What tells a client's tries of one call apart."""
+    found = {name: headers.get(header, "")[:KEY_LENGTH] for name, header in RETRY_HEADERS.items()}
+    attempt = {"attempt": int(headers[ATTEMPT])} if ATTEMPT in headers else {}
+    return {**{name: value for name, value in found.items() if value}, **attempt}
 
 
 def _kind(headers: Headers) -> CallKind:

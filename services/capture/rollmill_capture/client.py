@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rollmill_capture.fence import SETTLED
 from rollmill_capture.replies import EVENT_STREAM, RefusalError, error_frame
 
 
@@ -34,6 +35,10 @@ class Client:
             await self._body(error_frame(reply.status, str(reply)), more=False)
         else:
             await reply.response()(self._scope, self._receive, self._send)
+
+    def settled(self) -> None:
+        """The reply that comes now is whole and recorded: it may be played again to a client that asks twice."""
+        self._scope[SETTLED] = True
 
     async def left(self) -> None:
         """Wait until the client has gone, or its response is complete."""

@@ -71,6 +71,8 @@ class Exchange:
         except _NOT_RECORDED as error:
             await self._not_recorded(outcome, error)
         else:
+            if outcome.ending.status is CallStatus.OK:
+                self._client.settled()
             await self._client.reply(outcome.reply)
 
     async def gone(self) -> None:

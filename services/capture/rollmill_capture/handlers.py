@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from rollmill_capture.chat_api import ChatEndpoint
 from rollmill_capture.desk import SessionDesk
 from rollmill_capture.replies import JSON, RefusalError, error_body, json_response
 from rollmill_capture.routes import RouteTable
@@ -35,7 +35,7 @@ class ModelsEndpoint:
         return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type", JSON))
 
 
-def make_application(sessions: SessionApi, chat: ChatEndpoint, models: ModelsEndpoint) -> Starlette:
+def make_application(sessions: SessionApi, chat: ASGIApp, models: ModelsEndpoint) -> Starlette:
     """By base URL the session is in the path; else it comes as header or API key."""
     routes = [
         Route("/sessions/{session_id}/v1/chat/completions", chat, methods=["POST"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionS
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
+from rollmill_capture.auth import TENANT, digest_of, is_token_of, new_token
 from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.desk import SessionDesk
 from rollmill_capture.opening import Closing, Opening, Unsure, read_closing, read_opening
@@ -48,28 +49,30 @@ class SessionApi:
     locks: tuple[asyncio.Lock, ...] = field(default_factory=lambda: tuple(asyncio.Lock() for _ in range(LOCKS)))
     """Requests about one session go one by one."""
     unsure: Unsure = field(default_factory=Unsure)
+    tokens: Tokens = field(default_factory=lambda: Tokens())  # noqa: PLW0108  # defined below
 
     async def open(self, request: Request) -> Response:
-        opening = await self._read(request, read_opening, SPEC_BYTES)
+        tenant = self.desk.tenant(request)
+        opening = _of_tenant(await self._read(request, read_opening, SPEC_BYTES), tenant)
         self._check(opening.spec)
         session_id = opening.session_id or uuid.uuid4().hex
         async with self._lock(session_id):
             known = None if opening.session_id is None else await self.desk.find(session_id)
             if known is not None and known.attempt >= opening.attempt:
-                return self._opened_before(known, opening)
+                return await self._opened_before(known, opening)
             entry = await self._write_opening(session_id, opening)
         self.metrics.count("sessions_opened", purpose=entry.spec.purpose.value)
-        return json_response(self._described(entry), CREATED)
+        return json_response(self._introduced(entry), CREATED)
 
     async def look(self, request: Request) -> Response:
-        entry = await self.desk.known(request.path_params["session_id"])
+        entry = await self.desk.owned(request, request.path_params["session_id"])
         spec = entry.spec.model_dump(mode="json")
         return json_response({**self._described(entry), "opened_at": entry.opened_at, "spec": spec})
 
     async def close(self, request: Request) -> Response:
         """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
         closing = await self._read(request, read_closing, CLOSING_BYTES)
-        entry = await self.desk.known(request.path_params["session_id"])
+        entry = await self.desk.owned(request, request.path_params["session_id"])
         with self.desk.in_flight.closing(entry.session_id):
             await self._idle(entry.session_id)
             async with self._lock(entry.session_id):
@@ -91,10 +94,13 @@ class SessionApi:
         except InvalidInputError as error:
             raise RefusalError(UNPROCESSABLE, str(error)) from error
 
-    def _opened_before(self, known: SessionEntry, opening: Opening) -> Response:
+    async def _opened_before(self, known: SessionEntry, opening: Opening) -> Response:
         same = known.attempt == opening.attempt and known.spec == opening.spec
         if same and known.state is SessionState.OPEN:
-            return json_response(self._described(known))
+            if self.tokens.of(known) is None:
+                # Opened at another replica, or before a restart: nobody here knows the token any more.
+                known = await self._with_new_token(known)
+            return json_response(self._introduced(known))
         state = "with another spec" if not same else "and is closed"
         raise RefusalError(
             409,
@@ -106,10 +112,27 @@ class SessionApi:
         attempt, spec = opening.attempt, opening.spec
         event = self.unsure.again(SessionOpened(session_id=session_id, attempt=attempt, spec=spec, at=self.clock.now()))
         entry = SessionEntry(
-            session_id=session_id, attempt=attempt, state=SessionState.OPEN, spec=spec, opened_at=event.at
+            session_id=session_id,
+            attempt=attempt,
+            state=SessionState.OPEN,
+            spec=spec,
+            opened_at=event.at,
+            token=self.tokens.new(session_id),
         )
         await self._write(event, entry)
         return entry
+
+    async def _with_new_token(self, entry: SessionEntry) -> SessionEntry:
+        renewed = entry.replace(token=self.tokens.new(entry.session_id))
+        await self._append_entry(renewed)
+        self.desk.table.apply(entry.session_id, renewed)
+        return renewed
+
+    async def _append_entry(self, entry: SessionEntry) -> None:
+        try:
+            await self.sink.append(SESSIONS, entry.session_id, encode(entry, JSON))
+        except NotAcknowledgedError as error:
+            raise RefusalError(503, f"{error}; ask again", retry=True) from error
 
     async def _idle(self, session_id: str) -> None:
         try:
@@ -149,15 +172,50 @@ class SessionApi:
         return self.locks[hash(session_id) % len(self.locks)]
 
     def _described(self, entry: SessionEntry) -> dict[str, Any]:
-        base_url = f"{self.public_url}/sessions/{entry.session_id}/v1"
         return {
             "session_id": entry.session_id,
             "attempt": entry.attempt,
             "state": entry.state.value,
-            "base_url": base_url,
-            "api_key": entry.session_id,
-            "environment": _environment(entry, base_url),
+            "base_url": self._base_url(entry),
         }
+
+    def _introduced(self, entry: SessionEntry) -> dict[str, Any]:
+        """With all that an agent needs: the token is told to who opens a session, and to nobody else."""
+        token = self.tokens.of(entry) or entry.session_id
+        environment = _environment(entry, self._base_url(entry), token)
+        return {**self._described(entry), "api_key": token, "environment": environment}
+
+    def _base_url(self, entry: SessionEntry) -> str:
+        return f"{self.public_url}/sessions/{entry.session_id}/v1"
+
+
+class Tokens:
+    """The tokens of the sessions that were opened here last; only their digests are written down."""
+
+    def __init__(self, room: int = 100_000) -> None:
+        self._tokens: dict[str, str] = {}
+        self._room = room
+
+    def new(self, session_id: str) -> str:
+        """A new token for a session; returns its digest."""
+        token = new_token()
+        self._tokens.pop(session_id, None)
+        self._tokens[session_id] = token
+        if len(self._tokens) > self._room:
+            del self._tokens[next(iter(self._tokens))]
+        return digest_of(token)
+
+    def of(self, entry: SessionEntry) -> str | None:
+        """The session's token, where it is still the one; None: unknown here."""
+        token = self._tokens.get(entry.session_id)
+        return token if is_token_of(token, entry.token) else None
+
+
+def _of_tenant(opening: Opening, tenant: str | None) -> Opening:
+    if tenant is None:
+        return opening
+    metadata = {**opening.spec.metadata, TENANT: tenant}
+    return replace(opening, spec=opening.spec.replace(metadata=metadata))
 
 
 def _closed_before(entry: SessionEntry, closing: Closing) -> SessionEntry:
@@ -166,12 +224,12 @@ def _closed_before(entry: SessionEntry, closing: Closing) -> SessionEntry:
     raise RefusalError(409, f"session {entry.session_id!r} was closed before, with another status, output or reward")
 
 
-def _environment(entry: SessionEntry, base_url: str) -> dict[str, str]:
+def _environment(entry: SessionEntry, base_url: str, token: str) -> dict[str, str]:
     """What a process needs so that a stock SDK in it talks to capture."""
     task = {} if entry.spec.task_id is None else {"ROLLMILL_TASK_ID": entry.spec.task_id}
     return {
         "OPENAI_BASE_URL": base_url,
-        "OPENAI_API_KEY": entry.session_id,
+        "OPENAI_API_KEY": token,
         "ROLLMILL_SESSION_ID": entry.session_id,
         **task,
     }

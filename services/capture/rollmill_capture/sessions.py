@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from rollmill.models import SessionEntry, SessionState
@@ -27,30 +27,49 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._entries: dict[str, SessionEntry] = {}
+        self._by_token: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def apply(self, key: str, entry: SessionEntry | None) -> None:
         """Take in a record. An older one (an echo of what was written before) changes nothing."""
-        if entry is None:
-            self._entries.pop(key, None)
+        known = self._entries.get(key if entry is None else entry.session_id)
+        if entry is not None and known is not None and _rank(entry) < _rank(known):
             return
-        known = self._entries.get(entry.session_id)
-        if known is None or _rank(entry) >= _rank(known):
-            self._entries[entry.session_id] = entry
+        if known is not None:
+            self._remove(known)
+        if entry is not None:
+            self._add(entry)
+
+    def _add(self, entry: SessionEntry) -> None:
+        self._entries[entry.session_id] = entry
+        if entry.token is not None:
+            self._by_token[entry.token] = entry.session_id
+
+    def _remove(self, entry: SessionEntry) -> None:
+        del self._entries[entry.session_id]
+        if entry.token is not None:
+            self._by_token.pop(entry.token, None)
 
     def get(self, session_id: str) -> SessionEntry | None:
         return self._entries.get(session_id)
 
+    def of_token(self, digest: str) -> SessionEntry | None:
+        """The session whose token has this digest."""
+        session_id = self._by_token.get(digest)
+        return None if session_id is None else self._entries.get(session_id)
+
+    async def catch_up(self, position: Position, seconds: float) -> None:
+        """Read what is written by now, or give up after ``seconds``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await position.reached(await position.end_offsets())
+
     async def find(self, session_id: str, position: Position, seconds: float) -> SessionEntry | None:
         """The entry; an unknown one is waited for until all that is written by now is read, or ``seconds`` are over."""
         if session_id not in self._entries:
-            try:
-                async with asyncio.timeout(seconds):
-                    await position.reached(await position.end_offsets())
-            except TimeoutError:
-                return self._entries.get(session_id)
+            await self.catch_up(position, seconds)
         return self._entries.get(session_id)
 
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SecretStr,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
 
+from rollmill.errors import ConfigurationError
 from rollmill.models import Identifier, PolicyVersion
 from rollmill.settings import ServiceSettings
+from rollmill_capture.auth import Keys
+
+DIGEST = r"^[0-9a-fA-F]{64}$"
 
 
 class VersionSource(StrEnum):
@@ -47,6 +62,12 @@ class Route(BaseModel):
 class CaptureSettings(ServiceSettings):
     host: str = "127.0.0.1"
     port: PositiveInt = 8700
+    api_keys: dict[str, str] = Field(default_factory=dict)
+    """Tenant to the SHA-256 (hex) of its key, as JSON; needed wherever others than this machine can connect."""
+    api_keys_file: Path | None = None
+    """The same as a file of JSON, read at start; its tenants win."""
+    admin_key_sha256: str | None = Field(default=None, pattern=DIGEST)
+    """SHA-256 (hex) of the key for ``/admin``; None: where keys are asked for, nobody may."""
     public_url: str | None = None
     """What agents reach capture by; None: from ``host`` and ``port``."""
     upstream: str = "http://127.0.0.1:8000"
@@ -78,8 +99,17 @@ class CaptureSettings(ServiceSettings):
     """Longest wait of a call for the end of a weight update; then it is refused with 503."""
     close_seconds: float = Field(default=30.0, gt=0)
     """How long closing a session waits for its calls in flight."""
+    replay_seconds: float = Field(default=600.0, gt=0)
+    """How long a reply is kept for a client that sends its `idempotency-key` again."""
+    replay_bytes: PositiveInt = 256 * 2**20
+    """Of all replies that are kept for that."""
     lookup_seconds: float = Field(default=1.0, gt=0)
     """How long an unknown session is looked for before 404 (RULES S3)."""
+
+    @property
+    def keys(self) -> Keys:
+        """The keys that are accepted. Raises ConfigurationError where the file cannot be read."""
+        return Keys({**self.api_keys, **_read_keys(self.api_keys_file)}, self.admin_key_sha256)
 
     @property
     def public(self) -> str:
@@ -91,6 +121,20 @@ class CaptureSettings(ServiceSettings):
         """The policies that calls can be trained for."""
         return frozenset(route.policy for route in (self.default_route, *self.routes.values()) if route.trainable)
 
+    @field_validator("api_keys")
+    @classmethod
+    def _digests(cls, keys: dict[str, str]) -> dict[str, str]:
+        return _checked_keys(keys)
+
+    @model_validator(mode="after")
+    def _keys_outside(self) -> Self:
+        if not (self.api_keys or self.api_keys_file) and not _is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host!r} can be reached by other machines, so keys are needed: set ROLLMILL_API_KEYS to "
+                """'{"tenant": "SHA-256 of its key"}' (`printf %s "$KEY" | sha256sum`), or bind 127.0.0.1"""
+            )
+        return self
+
     @model_validator(mode="after")
     def _one_policy(self) -> Self:
         if len(self.policies) > 1:
@@ -99,3 +143,24 @@ class CaptureSettings(ServiceSettings):
                 "one; set `trainable` to false on the others, or start a second run with a prefix of its own"
             )
         return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_keys(path: Path | None) -> dict[str, str]:
+    try:
+        return {} if path is None else _checked_keys(TypeAdapter(dict[str, str]).validate_json(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"ROLLMILL_API_KEYS_FILE {path} cannot be used: {error}") from error
+
+
+def _checked_keys(keys: dict[str, str]) -> dict[str, str]:
+    bad = [tenant for tenant, digest in keys.items() if not re.fullmatch(DIGEST, digest)]
+    if bad:
+        raise ValueError(f"the key of tenant {bad[0]!r} must be given by its SHA-256, as 64 hexadecimal digits")
+    return keys

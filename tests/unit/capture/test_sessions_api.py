@@ -16,6 +16,7 @@ from rollmill.testing.asgi import AsgiCall
 from rollmill.testing.sink import MemorySink
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import Parts, assemble
+from rollmill_capture.auth import digest_of
 from rollmill_capture.sessions import InFlight, SessionTable
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.sink import NotAcknowledgedError
@@ -103,10 +104,11 @@ async def test_opening_tells_what_an_agent_needs() -> None:
     status, opened = await desk.post("/v1/sessions", {**SPEC, "session_id": "s1"})
     assert status == 201
     assert opened["base_url"] == "https://capture.example/sessions/s1/v1"
-    assert opened["api_key"] == "s1"
+    assert len(opened["api_key"]) > 30
+    assert desk.entries[0].token == digest_of(opened["api_key"])
     assert opened["environment"] == {
         "OPENAI_BASE_URL": "https://capture.example/sessions/s1/v1",
-        "OPENAI_API_KEY": "s1",
+        "OPENAI_API_KEY": opened["api_key"],
         "ROLLMILL_SESSION_ID": "s1",
         "ROLLMILL_TASK_ID": "t1",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -21,7 +21,9 @@ from rollmill.strategies import validate_session_spec
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import POLICIES, SESSIONS
-from rollmill_capture.chat_api import ChatEndpoint
+from rollmill_capture.apis.memory import Memory
+from rollmill_capture.call_api import Caller
+from rollmill_capture.capabilities import Engines
 from rollmill_capture.desk import SessionDesk
 from rollmill_capture.fence import Fence
 from rollmill_capture.handlers import ModelsEndpoint, make_application
@@ -35,6 +37,7 @@ from rollmill_capture.sessions import Position, SessionTable
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.sink import EventSink, LogSink
 from rollmill_capture.spool import Spool, open_spool
+from rollmill_capture.surface import call_routes
 from rollmill_capture.upstream import Upstream, make_client
 from rollmill_capture.versions import Announced
 
@@ -58,6 +61,7 @@ class Parts:
     clock: Clock
     metrics: Metrics
     validate: Callable[[SessionSpec], None] = validate_session_spec
+    engines: Engines = field(default_factory=Engines)
 
 
 def assemble(parts: Parts) -> Starlette:
@@ -75,11 +79,19 @@ def assemble(parts: Parts) -> Starlette:
         validate=parts.validate,
     )
     recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics)
-    chat = ChatEndpoint(desk, routes, parts.upstream, recorder, settings.request_bytes)
-    fence = Fence(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
-    return make_application(
-        sessions, fence.around(chat, desk.named_for_retries), ModelsEndpoint(desk, routes, parts.upstream)
+    caller = Caller(
+        desk=desk,
+        routes=routes,
+        upstream=parts.upstream,
+        recorder=recorder,
+        engines=parts.engines,
+        memory=Memory(),
+        request_bytes=settings.request_bytes,
+        keep_alive_seconds=settings.keep_alive_seconds,
     )
+    fence = Fence(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
+    calls = call_routes(caller, lambda endpoint: fence.around(endpoint, desk.named_for_retries))
+    return make_application(sessions, calls, ModelsEndpoint(desk, routes, parts.upstream))
 
 
 def build(settings: CaptureSettings) -> Service:

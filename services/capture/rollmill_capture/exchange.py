@@ -12,14 +12,16 @@ from starlette.responses import Response
 
 from rollmill.errors import BackpressureError
 from rollmill.models import CallStatus
+from rollmill_capture.apis.same import Same
 from rollmill_capture.client import Client
 from rollmill_capture.engines import Reading
-from rollmill_capture.engines.chat import error_of, read_body
+from rollmill_capture.engines.chat import error_of
+from rollmill_capture.engines.details import without_details
 from rollmill_capture.recorder import Recorder, RecordTooLargeError
 from rollmill_capture.records import Call, Ending, room_for
-from rollmill_capture.relay import ChatRelay
-from rollmill_capture.replies import JSON, RefusalError
-from rollmill_capture.served import without_details
+from rollmill_capture.relay import Relay, as_stream, make_relay
+from rollmill_capture.replies import JSON, RefusalError, json_response
+from rollmill_capture.served import ServedRequest
 from rollmill_capture.sink import NotAcknowledgedError
 from rollmill_capture.upstream import BAD_GATEWAY, Upstream, UpstreamError, upstream_error
 
@@ -45,12 +47,15 @@ class Outcome:
 class Exchange:
     """Runs one call. ``run`` may be cancelled until ``recording`` is true; then the record is under way."""
 
-    def __init__(self, call: Call, upstream: Upstream, recorder: Recorder, client: Client) -> None:
+    def __init__(
+        self, call: Call, upstream: Upstream, recorder: Recorder, client: Client, keep_alive_seconds: float = 15.0
+    ) -> None:
         self._call = call
         self._upstream = upstream
         self._recorder = recorder
         self._client = client
-        self._relay = ChatRelay(call.served.wants, call.served.choices) if call.served.stream else None
+        self._keep_alive_seconds = keep_alive_seconds
+        self._relay = make_relay(call.served) if call.served.streams else None
         self.recording = False
 
     async def run(self) -> None:
@@ -91,29 +96,36 @@ class Exchange:
             return await self._asked(call)
 
     async def _asked(self, call: Call) -> Outcome:
+        served = call.served
         try:
-            async with self._upstream.chat(call.target, call.served.body, call.completion_id) as response:
+            if served.stream and not served.streams:
+                self._client.keep_alive(self._keep_alive_seconds)
+            async with self._upstream.chat(call.target, served.body, call.completion_id, served.wire.path) as response:
                 if response.status_code != OK:
-                    return _refused(response.status_code, response.headers, await response.aread())
+                    return self._refused(response.status_code, response.headers, await response.aread())
                 if self._relay is None:
                     return self._whole(await response.aread())
+                self._client.keep_alive(self._keep_alive_seconds)
                 return await self._streamed(response, self._relay)
         except UpstreamError as error:
             return _unanswered(error)
 
     def _whole(self, raw: bytes) -> Outcome:
+        served = self._call.served
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:
             return _broken(Reading(incomplete="not_json"))
-        reading = read_body(body)
+        reading = served.wire.read_body(body, served.prompt_ids)
         if not reading.complete:
             return _broken(reading)
-        stripped = orjson.dumps(without_details(body))
-        shown = raw if self._call.served.wants.all_details else stripped
-        return Outcome(Ending(CallStatus.OK, reading, OK, response=stripped), Response(shown, OK, media_type=JSON))
+        shown = as_stream(served.answer.voice(), body) if served.stream else served.answer.whole(raw, body)
+        # The log's response has no details, whatever the client's has: they are in the record's arrays.
+        stripped = shown if _strips(served) else orjson.dumps(without_details(body))
+        reply = shown if served.stream else Response(shown, OK, media_type=JSON)
+        return Outcome(Ending(CallStatus.OK, reading, OK, response=stripped), reply)
 
-    async def _streamed(self, response: httpx.Response, relay: ChatRelay) -> Outcome:
+    async def _streamed(self, response: httpx.Response, relay: Relay) -> Outcome:
         trouble: UpstreamError | None = None
         try:
             await self._pump(response, relay)
@@ -124,7 +136,7 @@ class Exchange:
             return _broken(reading, trouble)
         return Outcome(Ending(CallStatus.OK, reading, OK), relay.held)
 
-    async def _pump(self, response: httpx.Response, relay: ChatRelay) -> None:
+    async def _pump(self, response: httpx.Response, relay: Relay) -> None:
         """Forward until the body ends. After the last frame it is only read out, for a moment."""
         try:
             async with asyncio.timeout(None) as patience:
@@ -145,6 +157,15 @@ class Exchange:
         else:
             await self._client.reply(outcome.reply)
 
+    def _refused(self, status: int, headers: httpx.Headers, body: bytes) -> Outcome:
+        """The upstream's refusal is passed on: as it is, or in the shape of the caller's API where that is another."""
+        answer, message = self._call.served.answer, _message(body)
+        hints = {name: headers[name] for name in PASSED_ON if name in headers}
+        reply = Response(body, status, hints, headers.get("content-type", JSON))
+        if not isinstance(answer, Same):
+            reply = json_response(answer.shape.error(status, message), status, hints)
+        return Outcome(Ending(CallStatus.ERROR, http_status=status, error=message, response=_as_json(body)), reply)
+
     def _complain(self, error: Exception) -> None:
         call = self._call
         structlog.get_logger().error(
@@ -152,12 +173,9 @@ class Exchange:
         )
 
 
-def _refused(status: int, headers: httpx.Headers, body: bytes) -> Outcome:
-    """The upstream's refusal is passed on as it is."""
-    hints = {name: headers[name] for name in PASSED_ON if name in headers}
-    reply = Response(body, status, hints, headers.get("content-type", JSON))
-    ending = Ending(CallStatus.ERROR, http_status=status, error=_message(body), response=_as_json(body))
-    return Outcome(ending, reply)
+def _strips(served: ServedRequest) -> bool:
+    """What the client gets is what the log gets."""
+    return not served.stream and isinstance(served.answer, Same) and served.answer.strip is without_details
 
 
 def _unanswered(error: UpstreamError) -> Outcome:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Route
 
 from rollmill_capture.desk import SessionDesk
 from rollmill_capture.replies import JSON, RefusalError, error_body, json_response
@@ -35,11 +35,10 @@ class ModelsEndpoint:
         return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type", JSON))
 
 
-def make_application(sessions: SessionApi, chat: ASGIApp, models: ModelsEndpoint) -> Starlette:
-    """By base URL the session is in the path; else it comes as header or API key."""
+def make_application(sessions: SessionApi, calls: Sequence[BaseRoute], models: ModelsEndpoint) -> Starlette:
+    """``calls``: the routes of model calls."""
     routes = [
-        Route("/sessions/{session_id}/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
+        *calls,
         Route("/v1/sessions", sessions.open, methods=["POST"]),
         Route("/v1/sessions/{session_id}", sessions.look),
         Route("/v1/sessions/{session_id}/close", sessions.close, methods=["POST"]),

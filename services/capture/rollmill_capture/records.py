@@ -81,8 +81,9 @@ def completion_record(call: Call, ending: Ending, *, ended_at: float, announced:
 
 
 def _metadata(call: Call, ending: Ending) -> dict[str, Any]:
-    added = {"added_fields": list(call.served.added)} if call.served.added else {}
-    return {**call.metadata, **ending.metadata, **added}
+    served = call.served
+    said = {"added_fields": list(served.added), "ignored_fields": list(served.ignored)}
+    return {**call.metadata, **ending.metadata, **{name: names for name, names in said.items() if names}}
 
 
 def _choice(call: Call, ending: Ending, choice: ReadChoice) -> SampledChoice:
@@ -115,6 +116,8 @@ def _untrainable(call: Call, ending: Ending, choice: ReadChoice) -> str | None:
 def sampling_of(call: Call) -> SamplingParams:
     """What decides the meaning of a log-prob, as far as the request says it; the engine's defaults are unknown."""
     fields = call.served.fields
+    inner = fields.get("sampling_params")
+    fields = inner if isinstance(inner, dict) else fields
     return SamplingParams(
         temperature=_number(fields.get("temperature"), low=0.0),
         top_p=_number(fields.get("top_p"), low=1e-9, high=1.0),

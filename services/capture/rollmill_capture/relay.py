@@ -9,34 +9,34 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.engines.chat_stream import ChatAssembler
+from rollmill_capture.apis.answer import Voice
+from rollmill_capture.apis.reply import replayed
 from rollmill_capture.engines.reading import Reading
-from rollmill_capture.served import Wants, only_usage, without_details
+from rollmill_capture.engines.stream import Assembler
+from rollmill_capture.served import ServedRequest
 from rollmill_capture.sse import Comment, EventParser, EventTooLargeError, ServerEvent
 
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
 
+class Relay:
+    """Feed it the upstream's bytes; it gives the frames for the client, in the words of ``voice``."""
 
-class ChatRelay:
-    """Feed it the upstream's bytes; it gives the frames for the client, without ids that it did not ask for."""
-
-    def __init__(self, wants: Wants, choices: int) -> None:
-        self._wants = wants
+    def __init__(self, assembler: Assembler, voice: Voice, keep_alive: bytes) -> None:
         self._parser = EventParser()
-        self._assembler = ChatAssembler(choices)
+        self._assembler = assembler
+        self._voice = voice
+        self._keep_alive = keep_alive
         self._held: list[bytes] = []
         self._done = False
 
     @property
     def over(self) -> bool:
         """Nothing that follows matters: the stream said that it is done, or it failed."""
-        return self._done or self._assembler.failed
+        return self._done or self._assembler.failed or self._assembler.over
 
     @property
     def held(self) -> bytes:
-        """The end of a complete reply, to be sent once its record is acknowledged."""
-        return b"".join(self._held) + DONE
+        """The end of a complete reply, to be sent once its record is acknowledged. To be asked for once."""
+        return b"".join(self._held) + self._voice.end()
 
     def feed(self, chunk: bytes) -> bytes:
         """Frames to forward at once."""
@@ -45,42 +45,47 @@ class ChatRelay:
         except EventTooLargeError as error:
             self._assembler.fail("bad_frame", str(error))
             return b""
-        return b"".join(frame for frame in map(self._take, events) if frame)
+        return b"".join(map(self._take, events))
 
     def reading(self) -> Reading:
         """What the stream has said so far, taken as its end."""
         return self._assembler.reading()
 
-    def _take(self, event: ServerEvent | Comment) -> bytes | None:
+    def _take(self, event: ServerEvent | Comment) -> bytes:
         if self.over:
-            return None
+            return b""
         if isinstance(event, Comment):
-            return None if self._assembler.finished else KEEP_ALIVE
+            return b"" if self._assembler.finished else self._keep_alive
         if event.data.strip() == b"[DONE]":
             self._done = True
-            return None
-        return self._chunk(event.data)
+            return b""
+        return self._chunk(event)
 
-    def _chunk(self, data: bytes) -> bytes | None:
+    def _chunk(self, event: ServerEvent) -> bytes:
         try:
-            chunk = orjson.loads(data)
+            chunk = orjson.loads(event.data)
         except orjson.JSONDecodeError as error:
             self._assembler.fail("bad_frame", f"a frame of the stream is not JSON: {error}")
-            return None
+            return b""
         self._assembler.add(chunk)
         if self._assembler.failed:
-            return None
-        return self._forward(self._frame(data, chunk))
+            return b""
+        return self._forward(self._voice.chunk(event, chunk))
 
-    def _frame(self, data: bytes, chunk: dict[str, Any]) -> bytes | None:
-        if only_usage(chunk) and not self._wants.usage:
-            return None
-        if self._wants.all_details:
-            return b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
-        return b"data: " + orjson.dumps(without_details(chunk)) + b"\n\n"
+    def _forward(self, frames: bytes) -> bytes:
+        if not self._assembler.finished:
+            return frames
+        self._held.append(frames)
+        return b""
 
-    def _forward(self, frame: bytes | None) -> bytes | None:
-        if frame is None or not self._assembler.finished:
-            return frame
-        self._held.append(frame)
-        return None
+
+def make_relay(served: ServedRequest) -> Relay:
+    """The relay of a call whose engine streams."""
+    assembler = served.wire.assembler(served.choices, served.prompt_ids)
+    return Relay(assembler, served.answer.voice(), served.answer.shape.keep_alive)
+
+
+def as_stream(voice: Voice, body: dict[str, Any]) -> bytes:
+    """A whole chat answer, or completion, as the stream that the client asked for."""
+    frames = [voice.chunk(ServerEvent(orjson.dumps(chunk)), chunk) for chunk in replayed(body)]
+    return b"".join(frames) + voice.end()

@@ -1,9 +1,9 @@
-"""Answers of capture's own, in OpenAI's shapes."""
+"""Answers of capture's own, in the shape that the caller's API has for them; OpenAI's where it is no API's."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
@@ -14,6 +14,38 @@ JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 
 _TYPES = {400: "invalid_request_error", 404: "not_found_error", 409: "conflict_error", 422: "invalid_request_error"}
+
+
+class Shape(Protocol):
+    """How one API says what is no reply."""
+
+    @property
+    def keep_alive(self) -> bytes:
+        """What keeps a silent stream alive; empty: its stock client bears nothing of the kind."""
+        ...
+
+    def error(self, status: int, message: str, param: str | None = None) -> dict[str, Any]:
+        """The body of an error."""
+        ...
+
+    def frame(self, status: int, message: str) -> bytes:
+        """The frame that tells a stream's reader that the reply is not whole; stock clients raise on it."""
+        ...
+
+
+class OpenAiShape:
+    """Chat completions, completions, and everything that is capture's own."""
+
+    keep_alive = b": keep-alive\n\n"
+
+    def error(self, status: int, message: str, param: str | None = None) -> dict[str, Any]:
+        return error_body(status, message, param)
+
+    def frame(self, status: int, message: str) -> bytes:
+        return b"data: " + orjson.dumps(error_body(status, message)) + b"\n\n"
+
+
+OPENAI = OpenAiShape()
 
 
 class RefusalError(RollmillError):
@@ -34,19 +66,14 @@ class RefusalError(RollmillError):
         self.retry = retry
         self.retry_after = retry_after
 
-    def response(self) -> Response:
+    def response(self, shape: Shape = OPENAI) -> Response:
         hints = {"retry-after": str(math.ceil(self.retry_after))} if self.retry else {"x-should-retry": "false"}
-        return json_response(error_body(self.status, str(self), self.param), self.status, hints)
+        return json_response(shape.error(self.status, str(self), self.param), self.status, hints)
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
-
-
-def error_frame(status: int, message: str) -> bytes:
-    """The frame that tells a stream's reader that the reply is not whole; stock clients raise on it."""
-    return b"data: " + orjson.dumps(error_body(status, message)) + b"\n\n"
 
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -17,6 +17,11 @@ class Target:
     authorization: str | None
     """Value of the header for the upstream; None: it asks for none."""
 
+    @property
+    def root(self) -> str:
+        """The base URL without ``/v1``."""
+        return self.base_url.removesuffix("/v1")
+
 
 class RouteTable:
     def __init__(self, settings: CaptureSettings) -> None:

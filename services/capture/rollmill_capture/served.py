@@ -1,4 +1,4 @@
-"""The request as served upstream, and the answer as the client asked for it. Pure."""
+"""The request as served upstream. Pure."""
 
 from __future__ import annotations
 
@@ -8,28 +8,13 @@ from typing import Any
 
 import orjson
 
-from rollmill.errors import InvalidInputError
-
-ASKED = {"return_token_ids": True, "logprobs": True}
-"""What capture needs of the engine, by field of the request."""
+from rollmill_capture.apis.answer import Answer, Ask
+from rollmill_capture.engines.asking import Capability, ask
+from rollmill_capture.engines.reading import Ids
+from rollmill_capture.engines.wires import CHAT, COMPLETIONS, Wire
 
 USAGE = "include_usage"
-
-MAX_CHOICES = 128
-"""OpenAI's own limit of `n`."""
-
-
-@dataclass(frozen=True)
-class Wants:
-    """What the client itself asked for; the rest of what capture asks for is kept from it."""
-
-    ids: bool
-    logprobs: bool
-    usage: bool
-
-    @property
-    def all_details(self) -> bool:
-        return self.ids and self.logprobs
+_UNKNOWN = Capability()
 
 
 @dataclass(frozen=True)
@@ -41,90 +26,69 @@ class ServedRequest:
     added: tuple[str, ...]
     """Names of the fields that capture added; they were absent."""
     fields: Mapping[str, Any]
-    """The client's own fields."""
+    """What is sent upstream, as an object."""
+    model: str | None
+    """As the client said it."""
+    wire: Wire
+    answer: Answer
     stream: bool
-    choices: int
-    wants: Wants
-
-    @property
-    def model(self) -> str | None:
-        model = self.fields.get("model")
-        return model if isinstance(model, str) else None
-
-
-def check_request(body: dict[str, Any]) -> None:
-    """What capture itself relies on; the engine checks the rest. Raises InvalidInputError."""
-    if type(body.get("stream") or False) is not bool:
-        raise InvalidInputError("`stream` must be true or false")
-    if not isinstance(body.get("messages"), list):
-        raise InvalidInputError("`messages` must be a list of messages")
-    if not isinstance(body.get("stream_options") or {}, dict):
-        raise InvalidInputError("`stream_options` must be an object")
-    if type(body.get("n") or 1) is not int or not 0 < (body.get("n") or 1) <= MAX_CHOICES:
-        raise InvalidInputError(f"`n` must be a number from 1 to {MAX_CHOICES}")
+    """The client reads a stream."""
+    streams: bool
+    """The engine is asked for one."""
+    choices: int = 1
+    prompt_ids: Ids | None = None
+    """[p] int32, where the request gave the prompt as ids."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the client that have no meaning for the engine."""
 
 
-def serve(raw: bytes, body: dict[str, Any], model: str | None = None) -> ServedRequest:
-    """The request that goes upstream. ``model``: the upstream's name for it, where it has another."""
-    stream = body.get("stream") is True
-    served, added, changed = _asking(body, stream=stream)
-    if model is not None and model != body.get("model"):
-        served["model"], changed = model, True
+def serve(
+    raw: bytes,
+    asked: Ask,
+    *,
+    model: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    capability: Capability = _UNKNOWN,
+) -> ServedRequest:
+    """The request that goes upstream. ``model``: the upstream's name for it, where it has another; ``defaults``: fields
+    that are said where the client does not say them.
+    """
+    fields, added, changed = ask(capability.kind, asked.wire, asked.fields)
+    for field, value in (defaults or {}).items():
+        if fields.get(field) is None:
+            added += [field] if field not in fields else []
+            fields = {**fields, field: value}
+    streams = asked.stream and capability.streams(asked.wire, fields)
+    if asked.stream:
+        fields, changed = _streaming(asked, fields, added, changed, streams=streams)
+    name = asked.fields.get("model")
+    if model is not None and model != name:
+        fields, changed = {**fields, "model": model}, True
     return ServedRequest(
-        body=orjson.dumps(served),
-        original=raw if changed else None,
+        body=orjson.dumps(fields),
+        original=raw if changed or asked.translated else None,
         added=tuple(added),
-        fields=body,
-        stream=stream,
-        choices=body.get("n") or 1,
-        wants=_wants(body, stream=stream),
+        fields=fields,
+        model=name if isinstance(name, str) else None,
+        wire=asked.wire,
+        answer=asked.answer,
+        stream=asked.stream,
+        streams=streams,
+        choices=asked.choices,
+        prompt_ids=asked.prompt_ids,
+        ignored=asked.ignored,
     )
 
 
-def _asking(body: dict[str, Any], *, stream: bool) -> tuple[dict[str, Any], list[str], bool]:
-    added = [name for name in ASKED if name not in body]
-    changed = any(name in body and body[name] is not True for name in ASKED)
-    served = {**body, **ASKED}
-    options = body.get("stream_options") or {}
-    if stream and options.get(USAGE) is not True:
-        served["stream_options"] = {**options, USAGE: True}
-        if "stream_options" in body:
-            changed = True
-        else:
-            added.append("stream_options")
-    return served, added, changed
-
-
-def _wants(body: dict[str, Any], *, stream: bool) -> Wants:
-    options = body.get("stream_options") or {}
-    return Wants(
-        ids=body.get("return_token_ids") is True,
-        logprobs=body.get("logprobs") is True,
-        usage=not stream or options.get(USAGE) is True,
-    )
-
-
-def without_details(body: dict[str, Any]) -> dict[str, Any]:
-    """A body or chunk without ids and log-probs. Changes ``body`` in place: read it before."""
-    body.pop("prompt_token_ids", None)
-    body.pop("prompt_logprobs", None)
-    choices = body.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict):
-            _strip(choice)
-    return body
-
-
-def _strip(choice: dict[str, Any]) -> None:
-    choice.pop("token_ids", None)
-    choice.pop("prompt_token_ids", None)
-    if "logprobs" in choice:
-        choice["logprobs"] = None
-    moved = choice.get("provider_specific_fields")
-    if isinstance(moved, dict):
-        moved.pop("token_ids", None)
-
-
-def only_usage(chunk: dict[str, Any]) -> bool:
-    """The chunk that ends a stream with usage alone: a client that did not ask for it may trip over it."""
-    return not chunk.get("choices") and chunk.get("usage") is not None
+def _streaming(
+    asked: Ask, fields: dict[str, Any], added: list[str], changed: bool, *, streams: bool
+) -> tuple[dict[str, Any], bool]:
+    """Ask for usage at the end of a stream; or for no stream, where the engine's says no ids."""
+    if not streams:
+        return {**{name: value for name, value in fields.items() if name != "stream_options"}, "stream": False}, True
+    options = fields.get("stream_options") or {}
+    if asked.wire not in (CHAT, COMPLETIONS) or options.get(USAGE) is True:
+        return fields, changed
+    if "stream_options" not in fields:
+        added.append("stream_options")
+    return {**fields, "stream_options": {**options, USAGE: True}}, changed or "stream_options" in fields

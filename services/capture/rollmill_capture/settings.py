@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     PositiveInt,
     SecretStr,
     TypeAdapter,
@@ -23,6 +24,7 @@ from rollmill.errors import ConfigurationError
 from rollmill.models import Identifier, PolicyVersion
 from rollmill.settings import ServiceSettings
 from rollmill_capture.auth import Keys
+from rollmill_capture.engines.asking import EngineKind
 
 DIGEST = r"^[0-9a-fA-F]{64}$"
 
@@ -35,6 +37,9 @@ class VersionSource(StrEnum):
     ENGINE = "engine"
     ANNOUNCED = "announced"
     FIXED = "fixed"
+
+
+NativeApi = Literal["responses", "messages"]
 
 
 class Route(BaseModel):
@@ -55,6 +60,13 @@ class Route(BaseModel):
     """Bearer token for the upstream; None: the setting ``upstream_api_key``."""
     logprobs_mode: Literal["raw", "processed"] | None = None
     """Whether the engine's log-probs are taken before or after temperature and filters; None: unknown."""
+    engine: EngineKind = EngineKind.AUTO
+    """What the upstream is; ``auto``: a probe finds out."""
+    native: tuple[NativeApi, ...] = ()
+    """APIs that the upstream speaks itself and that are passed on to it as they are; such replies have no ids and are
+    not trained. Others than chat completions are otherwise translated to them."""
+    defaults: dict[str, JsonValue] = Field(default_factory=dict)
+    """Fields for requests that do not say them, e.g. ``temperature``: an engine's own defaults are in no record."""
     fingerprint: str | None = None
     """Digest of tokenizer, chat template and model, where the operator knows it (RULES A10)."""
 
@@ -99,6 +111,10 @@ class CaptureSettings(ServiceSettings):
     """Longest wait of a call for the end of a weight update; then it is refused with 503."""
     close_seconds: float = Field(default=30.0, gt=0)
     """How long closing a session waits for its calls in flight."""
+    keep_alive_seconds: float = Field(default=15.0, gt=0)
+    """A client that waits for a stream hears something that often, while the engine is silent."""
+    probe: bool = True
+    """Find out at the start what the upstreams can, by their list of models and one sampled token."""
     replay_seconds: float = Field(default=600.0, gt=0)
     """How long a reply is kept for a client that sends its `idempotency-key` again."""
     replay_bytes: PositiveInt = 256 * 2**20

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from rollmill.errors import RollmillError
+from rollmill_capture.engines.wires import CHAT
 from rollmill_capture.lanes import LaneTransport
 from rollmill_capture.pause import Pauses
 from rollmill_capture.routes import Target
@@ -54,12 +55,14 @@ class Upstream:
     pauses: Pauses = field(default_factory=Pauses)
 
     @asynccontextmanager
-    async def chat(self, target: Target, body: bytes, request_id: str) -> AsyncIterator[httpx.Response]:
+    async def chat(
+        self, target: Target, body: bytes, request_id: str, path: str = CHAT.path
+    ) -> AsyncIterator[httpx.Response]:
         """The engine's response, its body unread. Raises UpstreamError, also inside the block when reading fails.
 
         Leaving the block early cancels the call upstream.
         """
-        request = self._request(target, body, request_id)
+        request = self._request(target, body, request_id, path)
         try:
             response = await self._send(request)
             try:
@@ -77,10 +80,10 @@ class Upstream:
         except httpx.HTTPError as error:
             raise upstream_error(error, target) from error
 
-    def _request(self, target: Target, body: bytes, request_id: str) -> httpx.Request:
+    def _request(self, target: Target, body: bytes, request_id: str, path: str) -> httpx.Request:
         # An id of our own: a client that retries sends its id twice, and engines refuse one that is running.
         headers = {**_headers(target), "content-type": "application/json", "x-request-id": request_id}
-        return self.client.build_request("POST", f"{target.base_url}/chat/completions", content=body, headers=headers)
+        return self.client.build_request("POST", f"{target.root}{path}", content=body, headers=headers)
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
         """One more try where no byte of an answer came: the pooled connection was closed by the server."""

@@ -6,6 +6,8 @@ import pytest
 
 from rollmill.codec import decode, encode
 from rollmill.models import CallKind, CallStatus, CompletionEvent, CompletionRecord, PolicyVersion
+from rollmill_capture.apis.chat import ChatApi
+from rollmill_capture.apis.memory import Memory
 from rollmill_capture.engines import ReadChoice, Reading
 from rollmill_capture.engines.logprobs import as_ids
 from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, sampling_of, skeleton
@@ -25,7 +27,7 @@ def call(**fields: object) -> Call:
         completion_id="c",
         kind=CallKind.AGENT,
         target=Target(Route(), "http://engine/v1", None),
-        served=serve(orjson.dumps(body), body),
+        served=serve(orjson.dumps(body), ChatApi().read(body, {}, Memory().of("s"))),
         started_at=1.0,
         announced=PolicyVersion(),
     )

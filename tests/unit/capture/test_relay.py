@@ -2,11 +2,17 @@
 
 import orjson
 
-from rollmill_capture.relay import DONE, KEEP_ALIVE, ChatRelay
-from rollmill_capture.served import Wants
+from rollmill_capture.apis.same import DONE, Wants, same
+from rollmill_capture.engines.wires import CHAT
+from rollmill_capture.relay import Relay
+from rollmill_capture.replies import OPENAI
 
 NOTHING = Wants(ids=False, logprobs=False, usage=False)
 ALL = Wants(ids=True, logprobs=True, usage=True)
+
+
+def relay_for(wants: Wants, choices: int) -> Relay:
+    return Relay(CHAT.assembler(choices, None), same(CHAT, wants).voice(), OPENAI.keep_alive)
 
 
 def chunk(index: int = 0, text: str = "", finish: str | None = None, ids: tuple[int, ...] = ()) -> bytes:
@@ -23,7 +29,7 @@ USAGE = frame({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens":
 
 
 def test_the_frame_with_the_finish_reason_and_all_that_follows_is_held() -> None:
-    relay = ChatRelay(ALL, 1)
+    relay = relay_for(ALL, 1)
     first, last = chunk(text="a", ids=(5,)), chunk(finish="stop", ids=(6,))
     assert relay.feed(first) == first
     assert relay.feed(last) + relay.feed(USAGE) + relay.feed(DONE) == b""
@@ -32,7 +38,7 @@ def test_the_frame_with_the_finish_reason_and_all_that_follows_is_held() -> None
 
 
 def test_with_two_choices_the_last_one_to_finish_ends_the_reply() -> None:
-    relay = ChatRelay(ALL, 2)
+    relay = relay_for(ALL, 2)
     assert relay.feed(chunk(0, "a", "stop", (5,)))
     assert relay.feed(chunk(1, "b", None, (5,)))
     assert relay.feed(chunk(1, "", "stop", (6,))) == b""
@@ -40,7 +46,7 @@ def test_with_two_choices_the_last_one_to_finish_ends_the_reply() -> None:
 
 
 def test_ids_and_logprobs_that_the_client_did_not_ask_for_are_kept_from_it() -> None:
-    relay = ChatRelay(NOTHING, 1)
+    relay = relay_for(NOTHING, 1)
     seen = orjson.loads(relay.feed(chunk(text="a", ids=(5,))).removeprefix(b"data: "))
     assert seen == {
         "model": "m",
@@ -50,31 +56,31 @@ def test_ids_and_logprobs_that_the_client_did_not_ask_for_are_kept_from_it() -> 
 
 
 def test_the_usage_chunk_reaches_only_those_who_asked() -> None:
-    relay = ChatRelay(NOTHING, 1)
+    relay = relay_for(NOTHING, 1)
     relay.feed(chunk(finish="stop", ids=(6,)) + USAGE)
     assert b"usage" not in relay.held
     assert relay.reading().usage == (2, 2)
 
 
 def test_what_stock_clients_trip_over_is_dropped_and_comments_keep_the_line_alive() -> None:
-    relay = ChatRelay(ALL, 1)
-    assert relay.feed(b"retry: 10\n\nid: 4\n\nevent: ping\ndata: \n\n: hello\n\n") == KEEP_ALIVE
+    relay = relay_for(ALL, 1)
+    assert relay.feed(b"retry: 10\n\nid: 4\n\nevent: ping\ndata: \n\n: hello\n\n") == OPENAI.keep_alive
 
 
 def test_nothing_is_forwarded_after_an_error_frame() -> None:
-    relay = ChatRelay(ALL, 1)
+    relay = relay_for(ALL, 1)
     relay.feed(chunk(text="a", ids=(5,)))
     assert relay.feed(frame({"error": {"message": "boom"}}) + chunk(text="b", finish="stop", ids=(6,))) == b""
     assert (relay.reading().incomplete, relay.reading().error) == ("error_frame", "boom")
 
 
 def test_a_frame_that_is_no_json_makes_the_reply_incomplete() -> None:
-    relay = ChatRelay(ALL, 1)
+    relay = relay_for(ALL, 1)
     relay.feed(b"data: {oops\n\n" + chunk(finish="stop", ids=(6,)))
     assert relay.reading().incomplete == "bad_frame"
 
 
 def test_an_error_after_the_finish_reason_spoils_the_reply_all_the_same() -> None:
-    relay = ChatRelay(ALL, 1)
+    relay = relay_for(ALL, 1)
     relay.feed(chunk(finish="stop", ids=(6,)) + frame({"object": "error", "message": "late"}))
     assert not relay.reading().complete

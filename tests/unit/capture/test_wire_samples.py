@@ -1,5 +1,8 @@
-"""Each sample of an engine's or gateway's answer is read as the table beside it says, whole or in any pieces."""
+"""Each sample of an engine's or gateway's answer is read as the table beside it says, whole or in any pieces; and so is
+its record, when a server plays the file behind capture.
+"""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -8,21 +11,67 @@ import numpy as np
 import orjson
 import pytest
 
+from rollmill import topics
+from rollmill.models import (
+    CallStatus,
+    CompletionRecord,
+    PolicyAnnouncement,
+    PolicyVersion,
+    SessionEntry,
+    SessionSpec,
+    SessionState,
+)
+from rollmill.telemetry.clock import ManualClock
+from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.asgi import AsgiCall
+from rollmill.testing.replay import Asked, Played, replay_server
+from rollmill.testing.sink import MemorySink
+from rollmill_capture.apis.same import Same
+from rollmill_capture.app import Parts, assemble
 from rollmill_capture.engines import ReadChoice, Reading
-from rollmill_capture.engines.chat import error_of, read_body
-from rollmill_capture.relay import ChatRelay
-from rollmill_capture.served import Wants
+from rollmill_capture.engines.chat import error_of
+from rollmill_capture.engines.logprobs import as_ids
+from rollmill_capture.engines.wires import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, TOKENS, Wire
+from rollmill_capture.relay import Relay
+from rollmill_capture.sessions import SessionTable
+from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.upstream import Upstream, make_client
+from rollmill_capture.versions import Announced
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
-EXPECTED: dict[str, dict[str, Any]] = json.loads((WIRE / "expected.json").read_text())
-NOTHING_WANTED = Wants(ids=False, logprobs=False, usage=False)
+TABLE: dict[str, dict[str, Any]] = json.loads((WIRE / "expected.json").read_text())
+EXPECTED = {name: {key: row[key] for key in row if key != "meaning"} for name, row in TABLE.items()}
+ANSWERS = [name for name in EXPECTED if "http_status" not in EXPECTED[name]]
+STREAMS = [name for name in ANSWERS if name.endswith(".sse")]
+PROMPT = [1, 2, 3]
+"""What requests with ids send."""
+WAIT = 5.0
+ANNOUNCED = PolicyVersion(0, 3)
+
+
+def wire_of(name: str) -> Wire:
+    starts = {
+        "vllm_completions": COMPLETIONS,
+        "vllm_inference": TOKENS,
+        "sglang_generate": GENERATE,
+        "openai_responses": RESPONSES,
+        "anthropic": MESSAGES,
+        "vllm_anthropic": MESSAGES,
+    }
+    return next((wire for start, wire in starts.items() if name.startswith(start)), CHAT)
+
+
+def sent_ids(wire: Wire) -> list[int] | None:
+    return PROMPT if wire in (TOKENS, GENERATE, COMPLETIONS) else None
 
 
 def read(name: str, piece: int = 1 << 20) -> Reading:
-    raw = (WIRE / name).read_bytes()
+    raw, wire = (WIRE / name).read_bytes(), wire_of(name)
+    prompt = as_ids(sent_ids(wire))
     if name.endswith(".json"):
-        return read_body(orjson.loads(raw))
-    relay = ChatRelay(NOTHING_WANTED, choices=len(EXPECTED[name].get("choices", "1")))
+        return wire.read_body(orjson.loads(raw), prompt)
+    assembler = wire.assembler(len(EXPECTED[name].get("choices", "1")), prompt)
+    relay = Relay(assembler, Same(wire).voice(), b"")
     for start in range(0, len(raw), piece):
         relay.feed(raw[start : start + piece])
     return relay.reading()
@@ -36,15 +85,32 @@ def ids(values: Any) -> list[int] | None:
     return None if values is None else values.tolist()
 
 
-def message(choice: ReadChoice) -> dict[str, Any]:
-    whole: dict[str, Any] = orjson.loads(choice.message or b"{}")
+def message(raw: bytes | None) -> dict[str, Any]:
+    whole: dict[str, Any] = orjson.loads(raw or b"{}")
     return whole
+
+
+def said(whole: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """Text, thoughts and calls of a message, with arguments as an object where the table has one."""
+    calls = [[call["function"]["name"], call["function"]["arguments"]] for call in whole.get("tool_calls") or []]
+    for call, wanted in zip(calls, expected.get("tool_calls", []), strict=False):
+        call[1] = json.loads(call[1]) if isinstance(wanted[1], dict) else call[1]
+    return {
+        "text": whole.get("content") or "",
+        "reasoning": whole.get("reasoning") or whole.get("reasoning_content"),
+        "tool_calls": calls,
+    }
+
+
+def wanted(name: str) -> dict[str, Any]:
+    expected = EXPECTED[name]
+    from_request = {"prompt_ids": PROMPT} if isinstance(expected.get("prompt_ids"), str) else {}
+    return {**expected, **from_request}
 
 
 def seen(reading: Reading, expected: dict[str, Any]) -> dict[str, Any]:
     """The reading, in the words of the table and no more of them than it uses."""
     first = reading.choices[0] if reading.choices else ReadChoice(0)
-    whole = message(first)
     why = reading.untrainable(first)
     found = {
         "prompt_ids": ids(reading.prompt_ids),
@@ -54,11 +120,7 @@ def seen(reading: Reading, expected: dict[str, Any]) -> dict[str, Any]:
             str(choice.index): {"completion_ids": ids(choice.token_ids), "logprobs": numbers(choice.logprobs)}
             for choice in reading.choices
         },
-        "text": whole.get("content") or "",
-        "reasoning": whole.get("reasoning"),
-        "tool_calls": [
-            [call["function"]["name"], call["function"]["arguments"]] for call in whole.get("tool_calls") or []
-        ],
+        **said(message(first.message), expected),
         "finish_reason": first.finish_reason,
         "usage": list(reading.usage or ()),
         "complete": reading.complete,
@@ -67,25 +129,23 @@ def seen(reading: Reading, expected: dict[str, Any]) -> dict[str, Any]:
         "trainable": "partial" if why == "partial:abort" else why is None,
         "why": why,
     }
-    return {key: found[key] for key in expected if key != "meaning"}
+    return {key: found[key] for key in expected}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", ANSWERS)
 def test_a_sample_is_read_as_expected(name: str) -> None:
-    expected = {key: value for key, value in EXPECTED[name].items() if key != "meaning"}
-    assert seen(read(name), expected) == expected
+    assert seen(read(name), wanted(name)) == wanted(name)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000])
-@pytest.mark.parametrize("name", [name for name in EXPECTED if name.endswith(".sse")])
+@pytest.mark.parametrize("name", STREAMS)
 def test_the_cuts_between_chunks_do_not_matter(name: str, piece: int) -> None:
-    expected = {key: value for key, value in EXPECTED[name].items() if key != "meaning"}
-    assert seen(read(name, piece), expected) == expected
+    assert seen(read(name, piece), wanted(name)) == wanted(name)
 
 
 def test_every_sample_has_its_line_in_the_table() -> None:
-    refusals = {"vllm_error_400_context.json", "vllm_error_400_legacy_flat.json"}
-    assert {path.name for path in WIRE.iterdir()} - {"expected.json"} == set(EXPECTED) | refusals
+    requests = {"sglang_chat_request_input_ids.json", "sglang_generate_request.json"}
+    assert {path.name for path in WIRE.iterdir()} - {"expected.json"} == set(EXPECTED) | requests
 
 
 @pytest.mark.parametrize(
@@ -93,15 +153,141 @@ def test_every_sample_has_its_line_in_the_table() -> None:
     [
         ("vllm_error_400_context.json", "maximum context length"),
         ("vllm_error_400_legacy_flat.json", "already running"),
+        ("sglang_error_400_flat.json", ""),
+        ("sglang_generate_error_400.json", "longer than the context length"),
+        ("anthropic_error_529.json", "Overloaded"),
     ],
 )
 def test_wrapped_and_flat_errors_tell_their_message(name: str, words: str) -> None:
-    assert words in (error_of(orjson.loads((WIRE / name).read_bytes())) or "")
+    found = error_of(orjson.loads((WIRE / name).read_bytes()))
+    assert found is not None
+    assert words in found
 
 
 def test_a_stream_reads_like_the_whole_answer() -> None:
     stream, whole = read("vllm_chat_stream_tool_reasoning.sse"), read("vllm_chat_nonstream_tool_reasoning.json")
     assert ids(stream.prompt_ids) == ids(whole.prompt_ids)
     assert numbers(stream.choices[0].logprobs) == numbers(whole.choices[0].logprobs)
-    assert message(stream.choices[0])["tool_calls"] == message(whole.choices[0])["tool_calls"]
+    assert message(stream.choices[0].message)["tool_calls"] == message(whole.choices[0].message)["tool_calls"]
     assert (stream.usage, stream.model) == (whole.usage, whole.model)
+
+
+def request_body(name: str) -> dict[str, Any]:
+    """A request to which the file may be the answer."""
+    wire, stream = wire_of(name), name.endswith(".sse")
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT.name: {"messages": [{"role": "user", "content": "2+2?"}], "n": len(EXPECTED[name].get("choices", "1"))},
+        COMPLETIONS.name: {"prompt": PROMPT},
+        TOKENS.name: {"token_ids": PROMPT, "sampling_params": {"max_tokens": 2}},
+        GENERATE.name: orjson.loads((WIRE / "sglang_generate_request.json").read_bytes()),
+        RESPONSES.name: {"input": "2+2?"},
+        MESSAGES.name: {"messages": [{"role": "user", "content": "2+2?"}], "max_tokens": 8},
+    }
+    return {**bodies[wire.name], "model": "m-test", "stream": stream}
+
+
+def played(name: str, piece: int) -> Played:
+    raw, status = (WIRE / name).read_bytes(), EXPECTED[name].get("http_status", 200)
+    return Played.events(raw, piece) if name.endswith(".sse") else Played((raw,), status)
+
+
+async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, int, bytes, dict[str, str]]:
+    """The record of one call that the file answers, and what the client got."""
+
+    def answer(asked: Asked) -> Played:
+        assert asked.path == wire_of(name).path
+        return played(name, piece)
+
+    async with asyncio.timeout(WAIT), replay_server(answer) as engine:
+        settings = CaptureSettings(upstream=engine.url, default_route=Route(native=("responses", "messages")))
+        async with make_client(settings) as http:
+            sink, sessions, announced = MemorySink(), SessionTable(), Announced()
+            announced.apply("policy", PolicyAnnouncement(version=ANNOUNCED, at=0.0))
+            sessions.apply(
+                "s", SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0)
+            )
+            app = assemble(
+                Parts(
+                    settings=settings,
+                    sessions=sessions,
+                    position=Nowhere(),
+                    announced=announced,
+                    sink=sink,
+                    upstream=Upstream(http),
+                    clock=ManualClock(),
+                    metrics=Metrics("capture"),
+                )
+            )
+            async with AsgiCall(app, "POST", f"/sessions/s{wire_of(name).path}", request_body(name)) as call:
+                text = await call.rest()
+        (record,) = sink.of(topics.COMPLETIONS)
+        return record, call.status, text, call.headers
+
+
+class Nowhere:
+    """A table of one process, that has always read everything."""
+
+    async def end_offsets(self) -> dict[int, int]:
+        return {}
+
+    async def reached(self, ends: object) -> None:
+        del ends
+
+
+def recorded_as(record: CompletionRecord, status: int, text: bytes, expected: dict[str, Any]) -> dict[str, Any]:
+    """The record, in the words of the table and no more of them than it uses."""
+    first = record.choices[0] if record.choices else None
+    why = first.untrainable_reason if first is not None else (record.error or "").partition(":")[0]
+    version = record.policy.before
+    found = {
+        "prompt_ids": ids(record.prompt_ids),
+        "completion_ids": None if first is None else ids(first.token_ids),
+        "logprobs": None if first is None else numbers(first.logprobs),
+        "choices": {
+            str(choice.index): {"completion_ids": ids(choice.token_ids), "logprobs": numbers(choice.logprobs)}
+            for choice in record.choices
+        },
+        **said(message(None if first is None else first.message), expected),
+        "finish_reason": None if first is None else first.finish_reason,
+        "usage": record.usage_completion_tokens,
+        "complete": record.status is CallStatus.OK,
+        "is_error": status >= 400 or b'"error"' in text,
+        "weight_version": None if version == ANNOUNCED else str(version.version),
+        "trainable": "partial" if why == "partial:abort" else why is None,
+        "why": why,
+        "http_status": record.http_status,
+        "retryable": status in (429, 503, 529),
+    }
+    return {key: found[key] for key in expected}
+
+
+def wanted_of_record(name: str) -> dict[str, Any]:
+    """The log keeps no log-probs that are not all known, and of usage the number of sampled tokens."""
+    expected = wanted(name)
+    if None in (expected.get("logprobs") or []):
+        expected["logprobs"] = None
+    if "usage" in expected:
+        expected["usage"] = expected["usage"][1]
+    return expected
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+async def test_its_record_is_as_expected_when_a_server_plays_it(name: str) -> None:
+    record, status, text, _ = await recorded(name)
+    expected = wanted_of_record(name)
+    assert recorded_as(record, status, text, expected) == expected
+    assert status == expected.get("http_status", 502 if expected.get("why") == "not_sse" else 200)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_its_record_is_the_same_in_pieces(name: str) -> None:
+    record, status, text, _ = await recorded(name, piece=11)
+    expected = wanted_of_record(name)
+    assert recorded_as(record, status, text, expected) == expected
+
+
+async def test_refusals_pass_unchanged_and_are_not_called_final() -> None:
+    for name in ("anthropic_error_529.json", "sglang_error_400_flat.json"):
+        _, _, text, headers = await recorded(name)
+        assert text == (WIRE / name).read_bytes()
+        assert "x-should-retry" not in headers

@@ -1,7 +1,9 @@
-"""OpenAI chat completions as vLLM extends them: whole bodies, and what both forms share.
+"""OpenAI chat completions and completions as vLLM and SGLang extend them: whole bodies, and what both forms share.
 
-Places of the fields: prompt ids at the root (in the choice for some servers), sampled ids and log-probs in the choice,
-SGLang's weight version in ``metadata``. A key that is absent and one that is null mean the same.
+Places of the fields: prompt ids at the root (vLLM's chat) or in the choice (completions, SGLang), sampled ids and
+log-probs in the choice, SGLang's weight version in ``metadata`` or the choice's ``meta_info``. vLLM's tokens-in route
+``/inference/v1/generate`` answers in the same places, without text and usage; its prompt is in the request. A key that
+is absent and one that is null mean the same.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ import numpy as np
 import orjson
 
 from rollmill_capture.engines.logprobs import as_ids, extra, logprob_entries, logprob_of, sampled_ids
-from rollmill_capture.engines.reading import Incomplete, ReadChoice, Reading
+from rollmill_capture.engines.reading import Ids, Incomplete, ReadChoice, Reading
 
 UNSET_VERSION = "default"
 """SGLang's weight version before a trainer has stamped one: unknown, and not version 0."""
 
 
-def read_body(body: Any) -> Reading:
-    """What a whole answer says. ``body`` is parsed JSON of any kind."""
+def read_body(body: Any, prompt_ids: Ids | None = None) -> Reading:
+    """What a whole answer says. ``body`` is parsed JSON of any kind; ``prompt_ids``: what the request gave as ids."""
     error = error_of(body)
     if error is not None:
         return Reading(incomplete="error_frame", error=error)
-    root, choices = RootSoFar(), []
+    root, choices = RootSoFar(sent=prompt_ids), []
     if isinstance(body, dict):
         root.add(body)
         choices = [_whole(index, choice) for index, choice in _indexed(choices_of(body))]
@@ -40,8 +42,15 @@ def _indexed(choices: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
 def _whole(index: int, choice: dict[str, Any]) -> ReadChoice:
     so_far = ChoiceSoFar(index)
     so_far.add(choice)
+    return so_far.reading(_message(choice))
+
+
+def _message(choice: dict[str, Any]) -> bytes | None:
     message = choice.get("message")
-    return so_far.reading(orjson.dumps(message) if isinstance(message, dict) else None)
+    if isinstance(message, dict):
+        return orjson.dumps(message)
+    text = choice.get("text")
+    return orjson.dumps({"role": "assistant", "content": text}) if isinstance(text, str) else None
 
 
 def error_of(body: Any) -> str | None:
@@ -53,7 +62,7 @@ def error_of(body: Any) -> str | None:
         error = body
     if error is None:
         return None
-    message = error.get("message") if isinstance(error, dict) else error
+    message = error.get("message") or error.get("type") if isinstance(error, dict) else error
     return str(message or "the upstream gave no message")
 
 
@@ -91,6 +100,7 @@ class ChoiceSoFar:
         if isinstance(reason, str) and reason:
             self.finish_reason = reason
             stop = extra(piece, "stop_reason")
+            stop = extra(piece, "matched_stop") if stop is None else stop
             self.stop_reason = stop if isinstance(stop, (int, str)) else None
 
     def reading(self, message: bytes | None) -> ReadChoice:
@@ -115,7 +125,10 @@ def _extended(so_far: list[Any] | None, more: list[Any]) -> list[Any]:
 class RootSoFar:
     """What an answer says outside its choices."""
 
+    sent: Ids | None = None
+    """The prompt as the request gave it; the answer's word goes before it."""
     prompt_ids: Any = None
+    several_prompts: bool = False
     usage: tuple[int, int] | None = None
     weight_versions: list[str] = field(default_factory=list)
     model: str | None = None
@@ -124,14 +137,18 @@ class RootSoFar:
         self._add_prompt(body)
         self._add_usage(body.get("usage"))
         self._add_version(body.get("metadata"))
+        for choice in choices_of(body):
+            self._add_version(choice.get("meta_info"))
         if self.model is None and isinstance(body.get("model"), str):
             self.model = body["model"]
 
     def _add_prompt(self, body: dict[str, Any]) -> None:
-        if self.prompt_ids is not None:
-            return
-        places = [body, *choices_of(body)]
-        self.prompt_ids = next((ids for ids in (extra(place, "prompt_token_ids") for place in places) if ids), None)
+        for place in (body, *choices_of(body)):
+            ids = extra(place, "prompt_token_ids")
+            if ids and self.prompt_ids is None:
+                self.prompt_ids = ids
+            # A batch of prompts in one completions call: no one prompt is that of all choices.
+            self.several_prompts |= bool(ids) and ids != self.prompt_ids
 
     def _add_usage(self, usage: Any) -> None:
         """Usage on every chunk is a running total: the last one counts."""
@@ -147,12 +164,18 @@ class RootSoFar:
         if known and (not self.weight_versions or self.weight_versions[-1] != str(version)):
             self.weight_versions.append(str(version))
 
+    def _prompt(self) -> Ids | None:
+        if self.several_prompts:
+            return None
+        return self.sent if self.prompt_ids is None else as_ids(self.prompt_ids)
+
     def reading(
         self, choices: tuple[ReadChoice, ...], incomplete: Incomplete | None, error: str | None = None
     ) -> Reading:
         return Reading(
             choices=choices,
-            prompt_ids=as_ids(self.prompt_ids),
+            prompt_ids=self._prompt(),
+            several_prompts=self.several_prompts,
             usage=self.usage,
             weight_versions=tuple(self.weight_versions),
             model=self.model,

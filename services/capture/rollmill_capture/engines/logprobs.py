@@ -30,14 +30,28 @@ def as_ids(value: object) -> Ids | None:
 def sampled_ids(choice: dict[str, Any]) -> list[Any] | None:
     """The sampled ids of a choice, or of one chunk of it, unchecked; None where there are none.
 
-    Gateways that rebuild answers move unknown fields into ``provider_specific_fields``; servers asked for
-    ``return_tokens_as_token_ids`` write the ids into the token texts.
+    Gateways that rebuild answers move unknown fields into ``provider_specific_fields``; SGLang may have them in
+    ``meta_info`` alone, and llama.cpp in the entries of the log-probs; servers asked for
+    ``return_tokens_as_token_ids`` write them into the token texts.
     """
     found = extra(choice, "token_ids")
     if isinstance(found, list):
         return found
-    entries = logprob_entries(choice)
-    return _ids_of_texts(entries) if entries else None
+    return _ids_of_meta(choice.get("meta_info")) or _ids_of_entries(logprob_entries(choice) or [])
+
+
+def _ids_of_meta(meta: Any) -> list[Any] | None:
+    entries = meta.get("output_token_logprobs") if isinstance(meta, dict) else None
+    if not isinstance(entries, list):
+        return None
+    return [entry[1] if isinstance(entry, list) and len(entry) > 1 else None for entry in entries]
+
+
+def _ids_of_entries(entries: list[Any]) -> list[Any] | None:
+    if not entries:
+        return None
+    ids = [entry.get("id") if isinstance(entry, dict) else None for entry in entries]
+    return ids if all(type(found) is int for found in ids) else _ids_of_texts(entries)
 
 
 def extra(choice: dict[str, Any], name: str) -> Any:
@@ -58,15 +72,21 @@ def _ids_of_texts(entries: list[Any]) -> list[int] | None:
 
 
 def logprob_entries(choice: dict[str, Any]) -> list[Any] | None:
-    """``logprobs.content`` of a choice: one entry per sampled token. None where there is no such list."""
+    """One entry per sampled token: ``logprobs.content`` of a chat's choice, or the numbers in
+    ``logprobs.token_logprobs`` of a completion's. None where there is no such list.
+    """
     logprobs = choice.get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    return content if isinstance(content, list) else None
+    if not isinstance(logprobs, dict):
+        return None
+    found = logprobs.get("content")
+    if not isinstance(found, list):
+        found = logprobs.get("token_logprobs")
+    return found if isinstance(found, list) else None
 
 
 def logprob_of(entry: object) -> float:
-    """The log-prob of one entry; NaN where it is unknown."""
-    value = entry.get("logprob") if isinstance(entry, dict) else None
+    """The log-prob of one entry, or of a bare number; NaN where it is unknown."""
+    value = entry.get("logprob") if isinstance(entry, dict) else entry
     if type(value) is not float and type(value) is not int:
         return math.nan
     return float(value) if SENTINEL < value <= HIGHEST else math.nan

@@ -33,6 +33,8 @@ class ReadChoice:
     @property
     def unfit(self) -> str | None:
         """Why the log-probs or the end forbid training; None: they do not."""
+        if not self.tokens:
+            return "empty"
         if self.logprobs is None:
             return "logprobs_missing"
         if len(self.logprobs) != self.tokens:
@@ -54,8 +56,10 @@ class Reading:
     choices: tuple[ReadChoice, ...] = ()
     prompt_ids: Ids | None = None
     """[p] int32; None: the engine gave none."""
+    several_prompts: bool = False
+    """The choices answer different prompts, so ``prompt_ids`` is None."""
     usage: tuple[int, int] | None = None
-    """Prompt and completion tokens by the engine's own count; None where it did not say."""
+    """Prompt (0: it did not say) and completion tokens by the engine's own count; None where it did not say."""
     weight_versions: tuple[str, ...] = ()
     """The engine's word on the weights that sampled, each once, in the order they appeared."""
     model: str | None = None
@@ -80,10 +84,14 @@ class Reading:
     def _missing_ids(self, choice: ReadChoice) -> str | None:
         if choice.token_ids is None:
             return "no_ids" if self.prompt_ids is None else "completion_ids_missing"
-        return "prompt_ids_missing" if self.prompt_ids is None else None
+        if self.prompt_ids is None:
+            return "several_prompts" if self.several_prompts else "prompt_ids_missing"
+        return None
 
     def _miscounted(self) -> str | None:
-        """Builds that lose the ids of held-back tokens show it nowhere but in the count."""
-        if self.usage is None or self.usage[1] == self.sampled_tokens:
-            return None
-        return f"captured_ids({self.sampled_tokens})!=usage.completion_tokens({self.usage[1]})"
+        """Builds that lose ids of held-back tokens, or tokenise a prompt of ids again, show it only in the count."""
+        prompt, completion = self.usage or (0, self.sampled_tokens)
+        if completion != self.sampled_tokens:
+            return f"captured_ids({self.sampled_tokens})!=usage.completion_tokens({completion})"
+        known = 0 if self.prompt_ids is None else len(self.prompt_ids)
+        return f"prompt_ids({known})!=usage.prompt_tokens({prompt})" if prompt not in (0, known) else None

@@ -1,4 +1,4 @@
-"""The route of chat completions: whose call is it, and then one `Exchange`, unless the client leaves."""
+"""A model call by any API: whose call is it, what does it ask, and then one `Exchange`, unless the client leaves."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from starlette.types import Receive, Scope, Send
 
 from rollmill.errors import InvalidInputError
 from rollmill.models import CallKind, SessionEntry
+from rollmill_capture.apis.answer import Api
+from rollmill_capture.apis.memory import Memory
 from rollmill_capture.bodies import parse_object, read_body
+from rollmill_capture.capabilities import Engines
 from rollmill_capture.client import Client
 from rollmill_capture.desk import SessionDesk
 from rollmill_capture.exchange import Exchange
 from rollmill_capture.recorder import Recorder
 from rollmill_capture.records import Call
 from rollmill_capture.replies import RefusalError
-from rollmill_capture.routes import RouteTable
-from rollmill_capture.served import check_request, serve
+from rollmill_capture.routes import RouteTable, Target
+from rollmill_capture.served import ServedRequest, serve
 from rollmill_capture.upstream import Upstream
 
 KIND = "x-rollmill-call"
-IDEMPOTENCY_KEY = "idempotency-key"
 ATTEMPT = "x-rollmill-attempt"
 """Set by the fence alone."""
 RETRY_HEADERS = {
-    "idempotency_key": IDEMPOTENCY_KEY,
+    "idempotency_key": "idempotency-key",
     "client_request_id": "x-request-id",
     "client_retries": "x-stainless-retry-count",
 }
@@ -38,57 +40,91 @@ KEY_LENGTH = 256
 
 
 @dataclass(frozen=True)
-class ChatEndpoint:
-    """An ASGI application: what streams must see the client leave, which a returned response does not."""
+class Caller:
+    """What the endpoints of all APIs share."""
 
     desk: SessionDesk
     routes: RouteTable
     upstream: Upstream
     recorder: Recorder
+    engines: Engines
+    memory: Memory
     request_bytes: int
+    keep_alive_seconds: float
+
+
+@dataclass(frozen=True)
+class CallEndpoint:
+    """An ASGI application: what streams must see the client leave, which a returned response does not."""
+
+    caller: Caller
+    api: Api
+    native: Api | None = None
+    """In place of ``api`` where the route's upstream speaks it itself."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        client = Client(scope, receive, send)
+        client = Client(scope, receive, send, self.api.shape)
+        desk = self.caller.desk
         try:
-            entry = await self.desk.caller(request)
-            with self.desk.in_flight.call(entry.session_id):
+            entry = await desk.caller(request)
+            with desk.in_flight.call(entry.session_id):
                 await self._attend(entry, request, client)
         except RefusalError as refusal:
             await client.reply(refusal)
         except ClientDisconnect:
-            self.recorder.metrics.count("abandoned_requests")
+            self.caller.recorder.metrics.count("abandoned_requests")
+        finally:
+            await client.let_be()
 
     async def _attend(self, entry: SessionEntry, request: Request, client: Client) -> None:
+        caller = self.caller
         self._show_load()
-        call = self._call(entry, request.headers, await read_body(request, self.request_bytes))
+        call = await self._call(entry, request, await read_body(request, caller.request_bytes))
+        exchange = Exchange(call, caller.upstream, caller.recorder, client, caller.keep_alive_seconds)
         try:
-            await attend(Exchange(call, self.upstream, self.recorder, client), client)
+            await attend(exchange, client)
         finally:
             self._show_load()
 
     def _show_load(self) -> None:
-        self.recorder.metrics.gauge("in_flight", self.desk.in_flight.total)
+        self.caller.recorder.metrics.gauge("in_flight", self.caller.desk.in_flight.total)
 
-    def _call(self, entry: SessionEntry, headers: Headers, raw: bytes) -> Call:
-        try:
-            body = parse_object(raw)
-            check_request(body)
-        except InvalidInputError as error:
-            raise RefusalError(400, str(error)) from error
-        model = body.get("model")
-        target = self.routes.find(model if isinstance(model, str) else None)
+    async def _call(self, entry: SessionEntry, request: Request, raw: bytes) -> Call:
+        recorder = self.caller.recorder
+        kind = _kind(request.headers)
+        target, served = await self._served(entry, request, raw)
         return Call(
             session_id=entry.session_id,
             attempt=entry.attempt,
             completion_id=uuid.uuid4().hex,
-            kind=_kind(headers),
+            kind=kind,
             target=target,
-            served=serve(raw, body, target.route.model),
-            started_at=self.recorder.clock.now(),
-            announced=self.recorder.announced.newest(target.route.policy),
-            metadata=retry_metadata(headers),
+            served=served,
+            started_at=recorder.clock.now(),
+            announced=recorder.announced.newest(target.route.policy),
+            metadata=self._metadata(request.headers),
         )
+
+    def _metadata(self, headers: Headers) -> dict[str, Any]:
+        api = {} if self.api.name == "chat" else {"api": self.api.name}
+        return {**api, **retry_metadata(headers)}
+
+    async def _served(self, entry: SessionEntry, request: Request, raw: bytes) -> tuple[Target, ServedRequest]:
+        caller, place = self.caller, {**request.query_params, **request.path_params}
+        try:
+            body = parse_object(raw)
+            model = place.get("model", body.get("model"))
+            target = caller.routes.find(model if isinstance(model, str) else None)
+            asked = self._api(target).read(body, place, caller.memory.of(entry.session_id))
+        except InvalidInputError as error:
+            raise RefusalError(400, str(error)) from error
+        capability, route = await caller.engines.of(target), target.route
+        return target, serve(raw, asked, model=route.model, defaults=route.defaults, capability=capability)
+
+    def _api(self, target: Target) -> Api:
+        native = self.native
+        return native if native is not None and native.name in target.route.native else self.api
 
 
 def retry_metadata(headers: Headers) -> dict[str, Any]:

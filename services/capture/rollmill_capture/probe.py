@@ -1,0 +1,121 @@
+"""Finds out in the background what an engine can: its list of models says who it is, one sampled token what it says.
+
+Never in the way: an engine that is not there yet is asked again, less and less often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import orjson
+import structlog
+
+from rollmill.telemetry.metrics import Metrics
+from rollmill_capture.capabilities import Engines
+from rollmill_capture.engines.asking import Capability, EngineKind, ask
+from rollmill_capture.engines.chat_stream import ChatAssembler
+from rollmill_capture.engines.reading import Reading
+from rollmill_capture.engines.wires import CHAT
+from rollmill_capture.routes import Target
+from rollmill_capture.sse import EventParser, ServerEvent
+
+OWNERS = {
+    "vllm": EngineKind.VLLM,
+    "sglang": EngineKind.SGLANG,
+    "llamacpp": EngineKind.LLAMA_CPP,
+    "llama.cpp": EngineKind.LLAMA_CPP,
+}
+"""``owned_by`` in an engine's list of models."""
+QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 1.0}
+PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
+CALL_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    client: httpx.AsyncClient
+    engines: Engines
+    metrics: Metrics
+
+    async def run(self) -> None:
+        """Probe every upstream once with success. Cancel it at any time."""
+        async with asyncio.TaskGroup() as group:
+            for target in self.engines.probed.values():
+                group.create_task(self._until_known(target))
+
+    async def _until_known(self, target: Target) -> None:
+        for pause in (*PAUSES, *iter(lambda: PAUSES[-1], None)):
+            try:
+                found = await self.look(target)
+            except (httpx.HTTPError, ValueError) as error:
+                self.engines.tried(target.base_url)
+                structlog.get_logger().debug("an engine was not probed", upstream=target.base_url, error=repr(error))
+                await asyncio.sleep(pause)
+            else:
+                self.engines.learn(target.base_url, found)
+                self._tell(target, found)
+                return
+
+    async def look(self, target: Target) -> Capability:
+        """What the engine is and can. Raises httpx.HTTPError and ValueError where it does not answer."""
+        kind, model = await self._who(target)
+        streams = Capability(kind).streams(CHAT, {})
+        stream = await self._sample(target, kind, model, stream=True) if streams else None
+        if stream is not None and _says_all(stream):
+            return Capability(kind, known=True, ids=True)
+        whole = await self._sample(target, kind, model, stream=False)
+        if whole is None:
+            return Capability(kind, known=True)
+        ids = _says_all(whole)
+        return Capability(kind, streams_ids=not ids, known=True, ids=ids)
+
+    async def _who(self, target: Target) -> tuple[EngineKind, str | None]:
+        answer = await self.client.get(f"{target.base_url}/models", headers=_headers(target), timeout=CALL_SECONDS)
+        answer.raise_for_status()
+        body = orjson.loads(answer.content)
+        data = body.get("data") if isinstance(body, dict) else None
+        first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
+        model = target.route.model or first.get("id")
+        return OWNERS.get(str(first.get("owned_by")).lower(), EngineKind.AUTO), model or None
+
+    async def _sample(self, target: Target, kind: EngineKind, model: str | None, *, stream: bool) -> Reading | None:
+        """One token; None where the engine refuses the question, which says nothing about others."""
+        named: dict[str, Any] = {**QUESTION, "stream": stream} | ({} if model is None else {"model": model})
+        fields, _, _ = ask(kind, CHAT, named)
+        answer = await self.client.post(
+            f"{target.base_url}/chat/completions", json=fields, headers=_headers(target), timeout=CALL_SECONDS
+        )
+        if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            answer.raise_for_status()
+        if answer.status_code != httpx.codes.OK:
+            return None
+        return _streamed(answer.content) if stream else CHAT.read_body(orjson.loads(answer.content), None)
+
+    def _tell(self, target: Target, found: Capability) -> None:
+        log = structlog.get_logger()
+        told = {"upstream": target.base_url, "engine": found.kind.value, "ids": found.ids}
+        self.metrics.gauge("engine_ids", float(found.ids is True), upstream=target.base_url, engine=found.kind.value)
+        if found.ids is False:
+            log.warning("the engine's answers say no ids: its calls are recorded, and not trained", **told)
+        else:
+            log.info("the engine was probed", streams_ids=found.streams_ids, **told)
+
+
+def _says_all(reading: Reading) -> bool:
+    choices = reading.choices
+    return bool(choices) and reading.prompt_ids is not None and choices[0].token_ids is not None
+
+
+def _streamed(raw: bytes) -> Reading:
+    assembler = ChatAssembler()
+    for event in EventParser().feed(raw):
+        if isinstance(event, ServerEvent) and event.data.strip() != b"[DONE]":
+            assembler.add(orjson.loads(event.data))
+    return assembler.reading()
+
+
+def _headers(target: Target) -> dict[str, str]:
+    return {} if target.authorization is None else {"authorization": target.authorization}

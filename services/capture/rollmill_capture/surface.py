@@ -1,0 +1,43 @@
+"""Which path is which API. By base URL the session is in the path; else it comes as header or API key.
+
+SDKs differ in what they put behind a base URL (``/v1/messages``, ``/v1beta/models/…``, ``/chat/completions``), so every
+API is found behind the session's address with and without its ``/v1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from rollmill_capture.apis import messages_reply, responses_reply
+from rollmill_capture.apis.answer import Api
+from rollmill_capture.apis.chat import ChatApi
+from rollmill_capture.apis.completions import CompletionsApi
+from rollmill_capture.apis.gemini_reply import GeminiApi
+from rollmill_capture.apis.generate import GenerateApi, TokensApi
+from rollmill_capture.apis.messages_reply import MessagesApi
+from rollmill_capture.apis.passing import PassingApi
+from rollmill_capture.apis.responses_reply import ResponsesApi
+from rollmill_capture.call_api import CallEndpoint, Caller
+from rollmill_capture.engines.wires import MESSAGES, RESPONSES
+
+SESSION = "/sessions/{session_id}"
+BASES = (SESSION, "", f"{SESSION}/v1")
+
+
+def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[BaseRoute]:
+    """Routes of all APIs, the most used ones first: they are tried in order. ``fenced`` holds off repeated calls."""
+    apis: list[tuple[str, Api, Api | None]] = [
+        ("/v1/chat/completions", ChatApi(), None),
+        ("/v1/responses", ResponsesApi(), PassingApi("responses", RESPONSES, responses_reply.SHAPE)),
+        ("/v1/messages", MessagesApi(), PassingApi("messages", MESSAGES, messages_reply.SHAPE)),
+        ("/v1beta/models/{model:path}:generateContent", GeminiApi(streams=False), None),
+        ("/v1beta/models/{model:path}:streamGenerateContent", GeminiApi(streams=True), None),
+        ("/v1/completions", CompletionsApi(), None),
+        ("/inference/v1/generate", TokensApi(), None),
+        ("/generate", GenerateApi(), None),
+    ]
+    endpoints = [(path, fenced(CallEndpoint(caller, api, native))) for path, api, native in apis]
+    return [Route(f"{base}{path}", endpoint, methods=["POST"]) for base in BASES for path, endpoint in endpoints]

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import orjson
 import typer
@@ -31,6 +31,9 @@ from relay.model import WeightsError, from_bytes, use_one_thread, warm_start
 from relay.sabotage import Sabotage, spoiled_reply, spoiled_version
 from relay.sampler import Draw
 from relay.task import UnknownTextError, render
+
+_KEEP_ALIVE_SECONDS: Final = 75
+"""Longer than clients keep an idle connection, so that none sends a call into one that is being closed."""
 
 
 class _WeightsQuery(BaseModel):
@@ -129,7 +132,15 @@ def main(
     use_one_thread()
     model = warm_start(seed) if weights is None else from_bytes(weights.read_bytes())
     app = create_app(Engine(model, version=version, seed=seed), sabotage)
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=10)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=10,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+    )
 
 
 if __name__ == "__main__":

@@ -113,6 +113,8 @@ class Loop:
 
     def _note(self, transcript: Transcript) -> None:
         self._record.add(transcript)
+        if transcript.error is not None:
+            self._display.say(f"session {transcript.session_id} failed: {transcript.error}")
         self._admission.ended(transcript)
 
     def _after_step(self) -> None:

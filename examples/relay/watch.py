@@ -28,6 +28,8 @@ from rollmill.topics import (
 WATCHED: Final = (COMPLETIONS, BUILT, EVALUATIONS, TRAJECTORIES, BATCHES, CUTS, POLICIES, OUTCOMES, DEAD_LETTERS)
 STALE: Final = "stale"
 _POLL_MS: Final = 200
+_PAUSE_SECONDS: Final = 0.2
+"""A fetch for every single record would cost the broker more than the run itself."""
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Watcher:
                         self._take(record)
                 async with self._moved:
                     self._moved.notify_all()
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def until(self, told: Callable[[Tally], bool], seconds: float) -> bool:
         """Wait until ``told`` is true of the tally; False where it is not after ``seconds``."""

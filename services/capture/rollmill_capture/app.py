@@ -29,6 +29,7 @@ from rollmill_capture.fence import Fence
 from rollmill_capture.handlers import ModelsEndpoint, make_application
 from rollmill_capture.log import KafkaLog
 from rollmill_capture.pause import Pauses
+from rollmill_capture.probe import Probe
 from rollmill_capture.recorder import Recorder
 from rollmill_capture.routes import RouteTable
 from rollmill_capture.server import listen, serve
@@ -122,15 +123,30 @@ class Program:
         nobody listening.
         """
         context.health.expect(HTTP)
-        async with self._sink(context) as sink, make_client(self._settings) as client:
+        async with (
+            self._sink(context) as sink,
+            make_client(self._settings) as client,
+            self._probing(context, client) as engines,
+        ):
             if not await _before(context.stop, self._prepared(sink)):
                 return
-            app = assemble(self._parts(context, sink, client))
+            app = assemble(self._parts(context, sink, client, engines))
             with listen(self._settings) as listener:
                 context.health.ready(HTTP)
                 structlog.get_logger().info("capture listens", url=self._settings.public)
                 await serve(app, listener, self._settings, context.stop)
             await _emptied(sink, self._settings)
+
+    @asynccontextmanager
+    async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[Engines]:
+        """What is known of the engines, and more of it as time goes by."""
+        engines = Engines(RouteTable(self._settings).trained if self._settings.probe else ())
+        probing = asyncio.create_task(Probe(client, engines, context.metrics).run())
+        try:
+            yield engines
+        finally:
+            probing.cancel()
+            await asyncio.wait((probing,))
 
     async def _prepared(self, sink: LogSink) -> None:
         await sink.emptied()
@@ -150,7 +166,7 @@ class Program:
                 draining.cancel()
                 await asyncio.wait((draining,))
 
-    def _parts(self, context: ServiceContext, sink: EventSink, client: httpx.AsyncClient) -> Parts:
+    def _parts(self, context: ServiceContext, sink: EventSink, client: httpx.AsyncClient, engines: Engines) -> Parts:
         return Parts(
             settings=self._settings,
             sessions=self._sessions,
@@ -160,6 +176,7 @@ class Program:
             upstream=Upstream(client, Pauses(self._settings.pause_seconds)),
             clock=context.clock,
             metrics=context.metrics,
+            engines=engines,
         )
 
 

@@ -29,6 +29,11 @@ class RouteTable:
         self._default = self._target(settings.default_route)
         self._targets = {model: self._target(route) for model, route in settings.routes.items()}
 
+    @property
+    def trained(self) -> tuple[Target, ...]:
+        """Where calls that can be trained go."""
+        return tuple(target for target in (self._default, *self._targets.values()) if target.route.trainable)
+
     def find(self, model: str | None) -> Target:
         """The target of a model name as the client says it; None is a request without one."""
         return self._default if model is None else self._targets.get(model, self._default)

@@ -26,12 +26,16 @@ class RetryableError(RollmillError):
 
 
 class PoisonRecordError(RollmillError):
-    """A record that can never be processed. ``reason`` is a stable code for counters and dead letters."""
+    """A record that can never be processed. ``reason`` is a stable code for counters and dead letters.
 
-    def __init__(self, reason: str, detail: str) -> None:
+    ``units_held``: the units it carries are held by an accepted record, so its dead letter closes no account.
+    """
+
+    def __init__(self, reason: str, detail: str, *, units_held: bool = False) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.units_held = units_held
 
 
 class BackpressureError(RollmillError):

@@ -116,6 +116,7 @@ def _joined(state: StateView[Held], trajectory: Trajectory) -> Effects:
         raise PoisonRecordError(
             "conflict",
             f"revision {revision_of(held)} of {held.session_id}:{held.attempt} is known with other content",
+            units_held=True,
         )
     return Effects(counts={"duplicates": 1})
 

@@ -100,7 +100,9 @@ def _built(state: StateView[Held], trajectory: Trajectory) -> Effects:
 def _again(trajectory: Trajectory, *, same: bool) -> Effects:
     if not same:
         raise PoisonRecordError(
-            "conflict", f"session {trajectory.session_id}:{trajectory.attempt} was built before, with other content"
+            "conflict",
+            f"session {trajectory.session_id}:{trajectory.attempt} was built before, with other content",
+            units_held=True,
         )
     return Effects(counts={"duplicates": 1})
 

@@ -35,7 +35,7 @@ def dead_letter(record: InputRecord, stage: str, error: PoisonRecordError) -> Ef
 
 def _outcomes(record: InputRecord, stage: str, error: PoisonRecordError) -> tuple[Emit, ...]:
     manifest = record.manifest
-    if manifest is None or not manifest.units:
+    if manifest is None or not manifest.units or error.units_held:
         return ()
     fate = outcome(
         Disposition.DEAD_LETTERED,

@@ -27,6 +27,7 @@ from rollmill.models import (
     append_run,
 )
 from rollmill_builder.calls import by_reason, captured_units, refusal, reply_units, untrained_reason
+from rollmill_builder.ended import EndedSession
 
 TRAINABLE_STATUSES = frozenset({"incomplete", "client_gone"})
 """Not trained by default; a custom builder may: the tokens and their log-probs are real."""
@@ -43,6 +44,7 @@ class Reply:
     record: CompletionRecord
     choice: SampledChoice | None
     tokens: int
+    prompted: bool
 
     def units(self, start: int, stop: int) -> tuple[Unit, ...]:
         if self.choice is not None and self.choice.token_ids is not None:
@@ -54,7 +56,11 @@ class Reply:
     def loss(self) -> str:
         """Reason for tokens of it that the builder says nothing of."""
         untrained = None if self.choice is None else untrained_reason(self.choice)
-        return refusal(self.record, self.choice) or untrained or "builder_dropped"
+        return self.refusal or untrained or "builder_dropped"
+
+    @property
+    def refusal(self) -> str | None:
+        return refusal(self.record, self.choice, prompted=self.prompted)
 
 
 Replies = Mapping[tuple[str, int], Reply]
@@ -66,9 +72,9 @@ class Claim(NamedTuple):
     by: str
 
 
-def settle(session: CompletionSession, built: Trajectory) -> Trajectory:
+def settle(session: EndedSession | CompletionSession, built: Trajectory) -> Trajectory:
     """``built`` with complete exclusions and the records' versions. Raises AccountingError."""
-    replies = _replies(session)
+    replies = _replies(session if isinstance(session, EndedSession) else EndedSession.of(session))
     traces = tuple(_checked(trace, f"trace {place}", replies) for place, trace in enumerate(built.traces))
     claims: dict[tuple[str, int], list[Claim]] = {}
     excluded = [(item.reason, _normal(item, replies)) for item in built.excluded]
@@ -78,13 +84,13 @@ def settle(session: CompletionSession, built: Trajectory) -> Trajectory:
     return built.model_copy(update={"traces": traces, "excluded": by_reason([*excluded, *left])})
 
 
-def _replies(session: CompletionSession) -> Replies:
+def _replies(ended: EndedSession) -> Replies:
     replies: dict[tuple[str, int], Reply] = {}
-    for record in session.completions:
+    for record, _, prompted in ended.calls:
         choices = {choice.index: choice for choice in record.choices}
         for unit in captured_units(record):
             name = unit.completion_id, unit.choice
-            replies[name] = Reply(record, choices.get(unit.choice), unit.stop)
+            replies[name] = Reply(record, choices.get(unit.choice), unit.stop, prompted)
     return replies
 
 
@@ -108,7 +114,7 @@ def _checked(trace: Trace, where: str, replies: Replies) -> Trace:
 def _check_turn(trace: Trace, turn: TraceTurn, where: str, replies: Replies) -> None:
     reply = _reply((turn.completion_id, turn.choice), where, replies)
     choice, span = reply.choice, slice(turn.start, turn.stop)
-    reason = None if choice is None else refusal(reply.record, choice) or untrained_reason(choice)
+    reason = None if choice is None else reply.refusal or untrained_reason(choice)
     if (
         choice is None
         or choice.token_ids is None

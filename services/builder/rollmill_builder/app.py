@@ -6,6 +6,7 @@ from rollmill.app import Service
 from rollmill.strategies import builder_registry
 from rollmill_builder.handlers import BuilderStage
 from rollmill_builder.settings import BuilderSettings
+from rollmill_builder.shards import MemoryLimits
 
 
 def build(settings: BuilderSettings) -> Service:
@@ -14,5 +15,6 @@ def build(settings: BuilderSettings) -> Service:
         partitions=settings.partitions,
         late_window=settings.late_window_seconds,
         expiry_seconds=settings.expiry_seconds,
+        memory=MemoryLimits(settings.memory_budget_bytes, settings.spill_bytes, settings.spill_directory),
     )
     return Service("builder", settings, stages=(stage,))

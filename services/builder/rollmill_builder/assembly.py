@@ -26,17 +26,17 @@ def trace_of(branch: Branch, branch_of: Mapping[tuple[str, int], str]) -> Trace:
     count = turns[-1].stop
     mask, logprobs = _trained(branch, turns, count)
     return Trace(
-        prompt_ids=branch.first.prompt_ids,
+        prompt_ids=branch.first.prompt_ids(branch.dropped),
         response_ids=np.concatenate(ids),
         loss_mask=mask,
         response_logprobs=logprobs if mask.any() else None,
         versions=_versions(branch, between),
         turns=turns,
-        prompt_messages=None if branch.first.messages is None else dump_json(branch.first.messages),
+        prompt_messages=branch.first.messages_json,
         response_messages=_response_messages(branch),
         tools=branch.first.tools,
         finish_reason=branch.calls[-1].choice.finish_reason,
-        metadata=_metadata(branch, branch_of),
+        metadata=_metadata(branch, between, branch_of),
     )
 
 
@@ -44,20 +44,20 @@ def _between(branch: Branch) -> Iterator[Ids]:
     """The context in front of each reply: nothing for the first, whose prompt is the trace's."""
     yield np.zeros(0, dtype=np.int32)
     for call, splice in zip(branch.calls[1:], branch.splices, strict=True):
-        yield call.prompt_ids[splice.resume :]
+        yield call.prompt_ids(splice.resume)
 
 
 def _turns(branch: Branch, between: list[Ids]) -> tuple[TraceTurn, ...]:
     turns, position = [], 0
-    drifts = [*(splice.drift for splice in branch.splices), 0]
-    for call, context, drift in zip(branch.calls, between, drifts, strict=True):
+    followed = [*(splice.exact for splice in branch.splices), True]
+    for call, context, exact in zip(branch.calls, between, followed, strict=True):
         start = position + len(context)
         position = start + len(call.reply_ids)
-        turns.append(_turn(call, start, position, drift))
+        turns.append(_turn(call, start, position, exact=exact))
     return tuple(turns)
 
 
-def _turn(call: Call, start: int, stop: int, drift: int) -> TraceTurn:
+def _turn(call: Call, start: int, stop: int, *, exact: bool) -> TraceTurn:
     return TraceTurn(
         completion_id=call.record.completion_id,
         choice=call.choice.index,
@@ -66,7 +66,7 @@ def _turn(call: Call, start: int, stop: int, drift: int) -> TraceTurn:
         finish_reason=call.choice.finish_reason,
         trained=call.untrained is None,
         reason=call.untrained,
-        context_exact=drift == 0,
+        context_exact=exact,
         temperature=call.record.sampling.temperature,
     )
 
@@ -95,16 +95,17 @@ def _response_messages(branch: Branch) -> bytes | None:
     """Replies, and the messages that came between them; None where a call's messages are unknown."""
     messages: list[Message] = []
     for before, call in pairwise((None, *branch.calls)):
-        if call is None or call.messages is None or call.message is None:
+        if call is None or call.text is None or call.message is None:
             return None
-        if before is not None and before.messages is not None:
-            messages += call.messages[len(before.messages) + 1 :]
+        if before is not None:
+            messages += (call.messages_after(before) or ())[1:]
         messages.append(call.message)
     return dump_json(messages)
 
 
-def _metadata(branch: Branch, branch_of: Mapping[tuple[str, int], str]) -> dict[str, Any]:
-    parent, broken = branch.link.parent, branch.link.broken
+def _metadata(branch: Branch, between: list[Ids], branch_of: Mapping[tuple[str, int], str]) -> dict[str, Any]:
+    link, first = branch.link, branch.first
+    parent, broken = link.parent, link.broken
     found: dict[str, Any] = {
         "branch": branch.name,
         "parent": parent and parent.record.completion_id,
@@ -113,16 +114,23 @@ def _metadata(branch: Branch, branch_of: Mapping[tuple[str, int], str]) -> dict[
         "break_reason": branch.break_reason,
         "break_at": broken and broken.at,
         "drift": sum(splice.drift > 0 for splice in branch.splices),
-        "policy": branch.first.record.policy.name,
+        "policy": first.record.policy.name,
     }
-    flags = {"fingerprint": branch.first.record.fingerprint, "duplicate_end_tokens": _duplicate_ends(branch)}
+    flags = {
+        "break_from": broken and broken.call and broken.call.record.completion_id,
+        "break_tokens": branch.break_tokens,
+        "scaffolds": sum(splice.scaffold > 0 for splice in branch.splices),
+        "fingerprint": first.record.fingerprint,
+        "duplicate_end_tokens": _duplicate_ends(branch, between),
+        "context_dropped": branch.dropped,
+        "over_long": branch.left_out,
+    }
     return found | {name: value for name, value in flags.items() if value}
 
 
-def _duplicate_ends(branch: Branch) -> int:
+def _duplicate_ends(branch: Branch, between: list[Ids]) -> int:
     """How often the template wrote an end-of-turn token after one that was sampled."""
-    joins = zip(branch.calls, branch.calls[1:], branch.splices, strict=False)
-    return sum(_is_doubled(before, call.prompt_ids[splice.resume :]) for before, call, splice in joins)
+    return sum(_is_doubled(before, context) for before, context in zip(branch.calls, between[1:], strict=False))
 
 
 def _is_doubled(before: Call, context: Ids) -> bool:

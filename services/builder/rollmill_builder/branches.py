@@ -11,6 +11,7 @@ from rollmill_builder.calls import Call
 from rollmill_builder.messages import system_of
 from rollmill_builder.parents import CallIndex, Link, boundary
 from rollmill_builder.splice import Splice
+from rollmill_builder.trie import Place
 
 Siblings = Literal["keep", "exclude"]
 
@@ -25,6 +26,12 @@ class Branch:
     """Of the first call."""
     break_reason: str | None = None
     """Why this is no continuation of another trace; None for the session's first."""
+    break_tokens: tuple[int, int] | None = None
+    """With ``history_shrunk``: the tokens up to then, and those of the shorter prompt."""
+    dropped: int = 0
+    """Tokens left out in front of the first prompt, because of a limit."""
+    left_out: int = 0
+    """Replies left out behind the last one, because of a limit."""
 
     @property
     def first(self) -> Call:
@@ -37,8 +44,11 @@ class Branch:
 
 def branch_name(first: Call) -> str:
     """A name made of content: the first call's id, choice and tokens."""
-    content = f"{first.record.completion_id}/{first.choice.index}/{len(first.prompt)}/".encode()
-    return hashlib.blake2b(content + first.prompt + first.reply, digest_size=6).hexdigest()
+    name = f"{first.record.completion_id}/{first.choice.index}/{first.prompt.end}/"
+    digest = hashlib.blake2b(name.encode(), digest_size=6)
+    digest.update(first.prompt_ids().tobytes())
+    digest.update(first.reply_ids.tobytes())
+    return digest.hexdigest()
 
 
 class CallTree:
@@ -48,17 +58,22 @@ class CallTree:
         self._calls, self._index = calls, index
         self._links = {call.order: index.link(call) for call in calls}
         self._sizes = self._subtree_sizes()
+        self._leading: dict[Place, Call] = {}
+        """Of the calls with one prompt, the one that most came after."""
 
     def unused_siblings(self) -> frozenset[int]:
         """Orders of the calls that shared their prompt with another and were not the one gone on with."""
-        unused = set()
+        by_prompt: dict[Place, list[Call]] = {}
         for call in self._calls:
-            siblings = self._index.siblings(call)
-            continued = [item for item in siblings if self._sizes[item.order] > 1]
-            kept = continued or [max(siblings, key=lambda item: (item.record.started_at, item.name[0], -item.name[1]))]
-            if call not in kept:
-                unused.add(call.order)
-        return frozenset(unused)
+            by_prompt.setdefault(call.prompt, []).append(call)
+        return frozenset(call.order for siblings in by_prompt.values() for call in self._unused(siblings))
+
+    def _unused(self, siblings: Sequence[Call]) -> Sequence[Call]:
+        left = [item for item in siblings if self._sizes[item.order] == 1]
+        if len(left) < len(siblings):
+            return left
+        last = max(left, key=lambda item: (item.record.started_at, item.name[0], -item.name[1]))
+        return [item for item in left if item is not last]
 
     def branches(self) -> tuple[Branch, ...]:
         """Every call in exactly one branch; branches in the order of their first calls."""
@@ -70,13 +85,13 @@ class CallTree:
             if first.order not in inherited:
                 chain = _chain(first, heirs)
                 before = self._calls[place - 1] if place else None
-                found.append(self._branch(chain, self._reason(first, heirs, before, reach)))
+                found.append(self._branch(chain, before, self._reason(first, heirs, before, reach)))
                 reach = max(reach, chain[-1].order)
         return tuple(found)
 
     def _subtree_sizes(self) -> dict[int, int]:
         sizes = {call.order: 1 for call in self._calls}
-        for call in sorted(self._calls, key=lambda item: len(item.prompt), reverse=True):
+        for call in sorted(self._calls, key=lambda item: item.prompt.end, reverse=True):
             parent = self._links[call.order].parent
             if parent is not None:
                 sizes[parent.order] += sizes[call.order]
@@ -95,11 +110,14 @@ class CallTree:
         """Exact before drifted, then the earliest prompt; of one prompt, the reply with most calls after it."""
         splice = self._links[call.order].splice
         first = self._index.siblings(call)[0].order
-        return splice is not None and splice.drift > 0, first, -self._sizes[call.order], call.order
+        return splice is not None and not splice.exact, first, -self._sizes[call.order], call.order
 
-    def _branch(self, chain: Sequence[Call], reason: str | None) -> Branch:
+    def _branch(self, chain: Sequence[Call], before: Call | None, reason: str | None) -> Branch:
+        first = chain[0]
         splices = tuple(splice for call in chain[1:] if (splice := self._links[call.order].splice) is not None)
-        return Branch(tuple(chain), splices, self._links[chain[0].order], reason)
+        shrunk = before is not None and reason == "history_shrunk"
+        sizes = (before.tokens, first.prompt_tokens) if before is not None and shrunk else None
+        return Branch(tuple(chain), splices, self._links[first.order], reason, sizes)
 
     def _reason(self, first: Call, heirs: Mapping[int, Call], before: Call | None, reach: int) -> str | None:
         link = self._links[first.order]
@@ -111,9 +129,12 @@ class CallTree:
 
     def _is_sibling(self, first: Call, link: Link, heirs: Mapping[int, Call]) -> bool:
         """Whether another reply to the same prompt stands for it: the heir, or the one with most calls after it."""
-        siblings = self._index.siblings(first)
         heir = None if link.parent is None else heirs.get(link.parent.order)
-        return (heir if heir in siblings else min(siblings, key=self._rank)) is not first
+        if heir is not None and heir.prompt == first.prompt:
+            return heir is not first
+        if first.prompt not in self._leading:
+            self._leading[first.prompt] = min(self._index.siblings(first), key=self._rank)
+        return self._leading[first.prompt] is not first
 
 
 def _chain(first: Call, heirs: Mapping[int, Call]) -> list[Call]:
@@ -144,4 +165,4 @@ def _rewritten(before: Call, first: Call) -> str | None:
     grown = len(first.messages) > len(before.messages)
     if not grown or first.messages[: len(before.messages)] != before.messages:
         return None
-    return "history_shrunk" if len(first.prompt) < before.size else "prefix_rewritten"
+    return "history_shrunk" if first.prompt.end < before.end.end else "prefix_rewritten"

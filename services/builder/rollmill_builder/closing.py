@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from rollmill.codec import MSGPACK, encode
 from rollmill.models import CompletionSession, Trajectory, TrajectoryStatus
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
 from rollmill_builder.accounting import settle
 from rollmill_builder.calls import by_reason, captured_units
-
-MAX_ERROR = 2000
-"""Characters of a foreign error that are kept."""
+from rollmill_builder.ended import CallBuilder, EndedSession
+from rollmill_builder.folding import Folded, described
 
 
 def no_completions(session: CompletionSession, builder: str) -> Trajectory:
@@ -20,30 +17,42 @@ def no_completions(session: CompletionSession, builder: str) -> Trajectory:
     return trajectory_of(session, status=TrajectoryStatus.ERROR, error="no completions", metadata=metadata)
 
 
-def finish(session: CompletionSession, registry: StrategyRegistry[BaseTrajectoryBuilder]) -> Trajectory:
-    """The settled trajectory of ``session``; a failing builder gives status ERROR and excludes all its units."""
-    name = session.spec.builder.strategy
-    if not session.completions:
-        return no_completions(session, name)
+def finish(
+    ended: EndedSession, registry: StrategyRegistry[BaseTrajectoryBuilder], folded: Folded | None = None
+) -> Trajectory:
+    """The settled trajectory of a session; a failing builder gives status ERROR and excludes all its units.
+
+    ``folded``: what an incremental builder has made of the calls so far.
+    """
+    name = ended.session.spec.builder.strategy
+    if not len(ended.log):
+        return no_completions(ended.session, name)
     try:
-        built = _identified(session, registry.create(session.spec.builder).build(session))
-        settled = settle(session, built)
+        built = _identified(ended.session, _built(ended, registry, folded))
+        settled = settle(ended, built)
         encode(settled)
     except Exception as error:  # noqa: BLE001  # foreign code may raise anything, and no session may be lost by it
-        return without_traces(session, "builder_error", f"builder {name} failed: {_described(error)}")
+        return without_traces(ended, "builder_error", f"builder {name} failed: {described(error)}")
     return settled
 
 
-def without_traces(session: CompletionSession, reason: str, error: str) -> Trajectory:
+def _built(ended: EndedSession, registry: StrategyRegistry[BaseTrajectoryBuilder], folded: Folded | None) -> Trajectory:
+    if folded is not None:
+        return folded.finish(ended.session)
+    builder = registry.create(ended.session.spec.builder)
+    return builder.build_calls(ended) if isinstance(builder, CallBuilder) else builder.build(ended.whole)
+
+
+def without_traces(ended: EndedSession, reason: str, error: str) -> Trajectory:
     """Status ERROR, no traces, everything captured excluded with one reason."""
-    units = [(reason, captured_units(record)) for record in session.completions]
-    metadata = {"builder": session.spec.builder.strategy, "records": len(session.completions)}
+    units = [(reason, captured_units(item.record)) for item in ended.calls]
+    metadata = {"builder": ended.session.spec.builder.strategy, "records": len(ended.log)}
     return trajectory_of(
-        session, excluded=by_reason(units), status=TrajectoryStatus.ERROR, error=error, metadata=metadata
+        ended.session, excluded=by_reason(units), status=TrajectoryStatus.ERROR, error=error, metadata=metadata
     )
 
 
-def fitting(session: CompletionSession, built: Trajectory, limit: int, header: int) -> tuple[Trajectory, bytes]:
+def fitting(ended: EndedSession, built: Trajectory, limit: int, header: int) -> tuple[Trajectory, bytes]:
     """``built`` and its bytes; over ``limit`` bytes its traces, then also its output, give way (RULES C1).
 
     ``header`` bytes of the limit are taken by the manifest.
@@ -53,7 +62,7 @@ def fitting(session: CompletionSession, built: Trajectory, limit: int, header: i
     if size <= limit:
         return built, value
     error = f"the trajectory has {size} bytes with its manifest, at most {limit} are sent"
-    smaller = without_traces(session, "too_large", error)
+    smaller = without_traces(ended, "too_large", error)
     value = encode(smaller, MSGPACK)
     if len(value) > limit:
         smaller = smaller.model_copy(update={"output": None, "error": f"{error}; its output was left out, too"})
@@ -70,8 +79,3 @@ def _identified(session: CompletionSession, built: object) -> Trajectory:
     ungraded = {"revision": None, "evaluation": None, "ungraded_reason": None}
     traces = tuple(trace.model_copy(update={"reward": None}) for trace in built.traces)
     return built.model_copy(update={name: getattr(mine, name) for name in fixed} | ungraded | {"traces": traces})
-
-
-def _described(error: Exception) -> str:
-    """Type and text of an error, without memory addresses: the same session gives the same bytes (RULES E3)."""
-    return re.sub(r"0x[0-9a-fA-F]+", "0x", f"{type(error).__name__}: {error}")[:MAX_ERROR]

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from rollmill.codec import CONTENT_TYPE, MSGPACK, manifest_header
 from rollmill.models import (
     CompletionRecord,
-    CompletionSession,
     Disposition,
     Manifest,
     Outcome,
+    Trace,
     Trajectory,
     Unit,
     outcome,
@@ -20,6 +20,7 @@ from rollmill.stream.stage import Emit
 from rollmill.topics import BUILT, OUTCOMES
 from rollmill_builder.calls import captured_units, reason_code
 from rollmill_builder.closing import fitting
+from rollmill_builder.ended import EndedSession
 
 STAGE = "builder"
 
@@ -59,13 +60,13 @@ def _chunks(
         yield Emit(OUTCOMES, session_id, part)
 
 
-def built(session: CompletionSession, trajectory: Trajectory) -> tuple[Trajectory, bytes, tuple[Emit, ...]]:
+def built(ended: EndedSession, trajectory: Trajectory) -> tuple[Trajectory, bytes, tuple[Emit, ...]]:
     """The trajectory as sent, its bytes, and all records of a session's end.
 
     Manifest header and value together stay within the limit of ``built``, so that the broker takes the record.
     """
     header = manifest_header(trajectory.manifest)
-    sent, value = fitting(session, trajectory, BUILT.max_bytes, len(header[1]))
+    sent, value = fitting(ended, trajectory, BUILT.max_bytes, len(header[1]))
     if sent is not trajectory:
         header = manifest_header(Manifest(session_id=sent.session_id, attempt=sent.attempt))
     first = Emit(BUILT, sent.session_id, value, headers=((CONTENT_TYPE, MSGPACK.encode()), header))
@@ -85,13 +86,27 @@ def _excluded(trajectory: Trajectory) -> Iterator[Emit]:
 
 
 def close_counts(trajectory: Trajectory) -> dict[str, int]:
-    """Counters of a session's end: traces, breaks by reason, repairs, tokens trained and excluded."""
+    """Counters of a session's end: traces, breaks by reason, repairs, tokens trained and excluded (by reason, too)."""
     counts = Counter({"sessions_closed": 1, "traces": len(trajectory.traces)})
     counts["tokens_in_traces"] = trajectory.trained_tokens
-    counts["tokens_excluded"] = sum(item.tokens for item in trajectory.excluded)
     counts["sessions_failed"] = trajectory.error is not None
+    counts["sessions_unmerged"] = trajectory.metadata.get("merge_ratio") == 1.0 and len(trajectory.traces) > 1
+    for item in trajectory.excluded:
+        counts["tokens_excluded"] += item.tokens
+        counts["excluded_" + reason_code(item.reason)] += item.tokens
     for trace in trajectory.traces:
-        counts["drift_repaired"] += sum(not turn.context_exact for turn in trace.turns)
-        if trace.metadata.get("break_reason"):
-            counts["break_" + reason_code(str(trace.metadata["break_reason"]))] += 1
-    return {name: count for name, count in counts.items() if count}
+        counts.update(_trace_counts(trace))
+    return {name: int(count) for name, count in counts.items() if count}
+
+
+def _trace_counts(trace: Trace) -> dict[str, int]:
+    found = {
+        "drift_repaired": trace.metadata.get("drift", 0),
+        "scaffolds_merged": trace.metadata.get("scaffolds", 0),
+        "duplicate_end_tokens": trace.metadata.get("duplicate_end_tokens", 0),
+        "traces_split": bool(trace.metadata.get("context_dropped")),
+        "replies_cut": trace.metadata.get("over_long", 0),
+    }
+    reason = trace.metadata.get("break_reason")
+    named = {"break_" + reason_code(str(reason)): 1} if reason else {}
+    return {name: count for name, count in {**found, **named}.items() if isinstance(count, int)}

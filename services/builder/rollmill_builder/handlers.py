@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from rollmill.codec import CONTENT_TYPE, MSGPACK, decode, encode
+from rollmill.codec import encode
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import (
     CompletionRecord,
@@ -23,25 +23,18 @@ from rollmill.topics import COMPLETIONS, STATE_BUILDER, partition_of
 from rollmill_builder import emits
 from rollmill_builder.calls import captured_units
 from rollmill_builder.closing import finish
-from rollmill_builder.sessions import (
-    Closed,
-    Held,
-    OpenSession,
-    Sweep,
-    content_digest,
-    id_hash,
-    marker_key,
-    reduced,
-    session_key,
-)
-from rollmill_builder.timers import ExpiryTimer
+from rollmill_builder.deltas import OpenedDelta, read_delta, read_packed
+from rollmill_builder.digests import content_digest, id_hash
+from rollmill_builder.ended import EndedSession
+from rollmill_builder.folding import folded
+from rollmill_builder.sessions import Closed, OpenSession, Sweep, marker_key, session_key
+from rollmill_builder.shards import MemoryLimits, Shard, Shards
 
 BuilderState = OpenSession | Closed | Sweep
 Event = SessionOpened | CompletionRecord | SessionClosed | SessionExpired
 
 SWEEP_KEY = "sweep"
 SWEEPS_PER_WINDOW = 8
-PACKED = ((CONTENT_TYPE, MSGPACK.encode()),)
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ class BuilderStage(Stage[BuilderState]):
     """Folds ``completions`` into ``built``. State: open sessions, markers of closed ones, the time of the last sweep.
 
     ``late_window``: seconds of event time for which a closed session is remembered. ``expiry_seconds``: how often
-    timers look at the open sessions.
+    open sessions are looked through. ``memory``: of each task.
     """
 
     name = emits.STAGE
@@ -73,9 +66,10 @@ class BuilderStage(Stage[BuilderState]):
         partitions: int,
         late_window: float,
         expiry_seconds: float = 1.0,
+        memory: MemoryLimits | None = None,
     ) -> None:
         self._registry, self._partitions, self._late_window = registry, partitions, late_window
-        self._timer = ExpiryTimer(expiry_seconds)
+        self._shards = Shards(lambda: Shard(expiry_seconds, memory or MemoryLimits()))
 
     def process(self, state: StateView[BuilderState], record: InputRecord) -> Effects:
         event: Any = record.read()
@@ -92,21 +86,39 @@ class BuilderStage(Stage[BuilderState]):
 
     def apply(self, key: str, value: BuilderState | None, payload: bytes) -> BuilderState:
         if key == SWEEP_KEY:
-            sweep: Sweep = decode(Sweep, payload, PACKED)
+            sweep: Sweep = read_packed(Sweep, payload)
             return sweep
         if key.endswith("/closed"):
-            marker: Closed = decode(Closed, payload, PACKED)
+            marker: Closed = read_packed(Closed, payload)
             return marker
-        held: Held = decode(Held, payload, PACKED)
-        session = value if isinstance(value, OpenSession) else OpenSession(held.event.session_id, held.event.attempt)
-        return session.take(held)
+        return self._apply(key, value if isinstance(value, OpenSession) else None, payload)
+
+    def _apply(self, key: str, value: OpenSession | None, payload: bytes) -> OpenSession:
+        delta = read_delta(payload)
+        session = (value or OpenSession(delta.session_id, delta.attempt)).take(delta)
+        session = self._folded(session, first=value is None or isinstance(delta, OpenedDelta))
+        self._shard(session.session_id).memory.touch(key, session.calls.newest())
+        return session
+
+    def _folded(self, session: OpenSession, *, first: bool) -> OpenSession:
+        """With the newest call given to an incremental builder; all of them where the builder is new."""
+        if not first and session.folded is None:
+            return session
+        found = None if first else session.folded
+        if found is None:
+            found = folded(self._registry, session.spec, session.records())
+        else:
+            found = found.then(session.record(len(session.calls) - 1))
+        return replace(session, folded=found)
 
     def tick(self, state: StateView[BuilderState], view: TaskView) -> Effects:
         if not view.keeps_up:
             return Effects()
-        sessions = (value for _, value in state.items() if isinstance(value, OpenSession))
-        due = self._timer.due(sessions, view.now)
+        due = self._shards[view.partition].expired(state, view.now)
         return Effects(emits=tuple(Emit(COMPLETIONS, item.session_id, item, partition=view.partition) for item in due))
+
+    def _shard(self, session_id: str) -> Shard:
+        return self._shards[partition_of(session_id.encode(), self._partitions)]
 
     def _check_place(self, event: Event, record: InputRecord) -> None:
         """Co-partitioning depends on key and partitioner of whoever produced this (RULES M3)."""
@@ -147,19 +159,22 @@ class BuilderStage(Stage[BuilderState]):
             self._registry.create(event.spec.builder)
         except InvalidInputError as error:
             raise PoisonRecordError("unknown_strategy", str(error)) from error
-        held = Held(digest=content_digest(event), event=event)
-        return Effects(deltas=(Delta(key, encode(held)),), counts={"sessions_opened": 1})
+        content_digest(event)  # refuses metadata that is no JSON
+        delta = OpenedDelta(session_id=event.session_id, attempt=event.attempt, event=event)
+        return Effects(deltas=(Delta(key, encode(delta)),), counts={"sessions_opened": 1})
 
     def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, ending: _Ending) -> Effects:
-        whole = session.closed(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
-        trajectory, value, records = emits.built(whole, finish(whole, self._registry))
+        end = session.ended(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
+        ended = EndedSession(end, session.calls)
+        trajectory, value, records = emits.built(ended, finish(ended, self._registry, session.folded))
         marker = Closed(
-            at=whole.closed_at,
-            attempt=whole.attempt,
+            at=end.closed_at,
+            attempt=end.attempt,
             digest=blake2b(value, digest_size=16).digest(),
-            known=b"".join(sorted(id_hash(item.completion_id) for item in whole.completions)),
+            known=b"".join(sorted(id_hash(item.record.completion_id) for item in ended.calls)),
         )
-        swept, sweep = self._sweep(state, whole.closed_at)
+        self._shard(session.session_id).memory.forget(key)
+        swept, sweep = self._sweep(state, end.closed_at)
         return Effects(
             emits=records,
             ends=(key, *swept),
@@ -187,16 +202,16 @@ class BuilderStage(Stage[BuilderState]):
 
 def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Effects:
     digest = content_digest(record)
-    known = session.calls.find(record.completion_id)
-    if known is not None and known.digest != digest:
+    known = session.calls.digest_of(record.completion_id)
+    if known is not None and known != digest:
         raise PoisonRecordError("conflict", f"completion {record.completion_id} came before, with another content")
     if known is not None:
         return Effects(counts={"duplicates": 1})
     units = captured_units(record)
     manifest = Manifest(session_id=record.session_id, attempt=record.attempt, units=units)
-    held = encode(Held(digest=digest, event=reduced(record)))
+    delta = encode(session.delta(record, digest))
     counts = {"completions": 1, "tokens_captured": manifest.tokens}
-    return Effects(emits.captured(record), (Delta(key, held, manifest=manifest),), counts=counts)
+    return Effects(emits.captured(record), (Delta(key, delta, manifest=manifest),), counts=counts)
 
 
 def _after_the_end(key: str, marker: Closed, event: Event) -> Effects:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from rollmill.models import CompletionSession, Trajectory
-from rollmill.strategies import BaseTrajectoryBuilder, trajectory_of
+from rollmill.models import Trajectory
+from rollmill.strategies import trajectory_of
 from rollmill_builder.branches import Branch
 from rollmill_builder.calls import by_reason, calls_of, refused_units
 from rollmill_builder.closing import no_completions
-from rollmill_builder.prefix_merging import statistics, traces_of, untrained_units
+from rollmill_builder.ended import CallBuilder, EndedSession
+from rollmill_builder.limits import OverLong, TraceLimit
+from rollmill_builder.prefix_merging import left_out_units, statistics, traces_of, untrained_units
 
 
-class PerRequestBuilder(BaseTrajectoryBuilder):
-    """One trace per sampled reply: its prompt as served, its tokens with mask 1. Takes no config."""
+class PerRequestBuilder(CallBuilder):
+    """One trace per sampled reply: its prompt as served, its tokens with mask 1.
 
-    def build(self, session: CompletionSession) -> Trajectory:
-        if not session.completions:
-            return no_completions(session, "per_request")
-        branches = tuple(Branch((call,)) for call in calls_of(session))
+    ``max_trace_tokens``, ``over_long``: see `rollmill_builder.limits.TraceLimit`; ``cut`` leaves out what is too long,
+    since there is no turn to cut at.
+    """
+
+    def __init__(self, max_trace_tokens: int | None = None, over_long: OverLong = "cut") -> None:
+        self._limit = TraceLimit.checked(max_trace_tokens, over_long)
+
+    def build_calls(self, ended: EndedSession) -> Trajectory:
+        if not len(ended.log):
+            return no_completions(ended.session, "per_request")
+        branches, left = self._limit.apply(Branch((call,)) for call in calls_of(ended))
+        left_out = [("over_long", call) for call in left]
         traces = traces_of(branches)
         return trajectory_of(
-            session,
+            ended.session,
             traces,
-            excluded=by_reason([*refused_units(session), *untrained_units(branches)]),
-            metadata={"builder": "per_request", **statistics(session, traces)},
+            excluded=by_reason([*refused_units(ended), *untrained_units(branches), *left_out_units(left_out)]),
+            metadata={"builder": "per_request", **statistics(ended, traces, [reason for reason, _ in left_out])},
         )

@@ -6,24 +6,32 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from rollmill.models import CompletionSession, Trace, Trajectory
-from rollmill.strategies import BaseTrajectoryBuilder, trajectory_of
+from rollmill.models import Trace, Trajectory
+from rollmill.strategies import trajectory_of
 from rollmill_builder.assembly import trace_of
 from rollmill_builder.branches import Branch, CallTree, Siblings
-from rollmill_builder.calls import Call, by_reason, calls_of, refused_units
+from rollmill_builder.calls import Call, by_reason, calls_of, refused_replies, refused_units
 from rollmill_builder.closing import no_completions
+from rollmill_builder.configuration import check_choice, check_count
+from rollmill_builder.decoding import decoder
+from rollmill_builder.ended import CallBuilder, EndedSession
+from rollmill_builder.limits import OverLong, TraceLimit
 from rollmill_builder.parents import CallIndex
-from rollmill_builder.splice import DriftRules, EndOfTurn, OnDrift
+from rollmill_builder.splice import DriftRules, EndOfTurn, OnDrift, OnScaffold
 
 
-class PrefixMergingBuilder(BaseTrajectoryBuilder):
+class PrefixMergingBuilder(CallBuilder):
     """Merges calls by token prefix into traces; sampled ids are kept raw, and each is trained exactly once.
 
     ``end_of_turn_token_id``: needed only to repair drift where the records do not show it. ``on_drift``: what to do
-    where the next prompt holds a reply in another tokenisation and the messages carry it unchanged: ``repair`` keeps
-    the sampled ids and drops the copy, ``fork`` starts a new trace, ``fork_over_n`` does so above ``drift_tokens``
-    sampled tokens (RULES A10). ``siblings``: other replies to the same prompt that nothing went on from (retries,
-    best of n) are traces of their own (``keep``) or excluded(``sibling``) (``exclude``).
+    where the next prompt holds a reply in another tokenisation and the reply is the same: ``repair`` keeps the
+    sampled ids and drops the copy, ``fork`` starts a new trace, ``fork_over_n`` does so above ``drift_tokens`` sampled
+    tokens (RULES A10). ``tokenizer``: a tokenizer file, or ``module:callable``, that decides whether a copy is the same
+    reply; without one the messages of the next request do. ``on_scaffold``: what to do where the next prompt lacks the
+    end of a generation prompt (an empty thinking block): ``fork`` starts a new trace, ``merge`` keeps those tokens in
+    front of the reply, where the next reply did not see them. ``siblings``: other replies to the same prompt that
+    nothing went on from (retries, best of n) are traces of their own (``keep``) or excluded(``sibling``)
+    (``exclude``). ``max_trace_tokens``, ``over_long``: see `rollmill_builder.limits.TraceLimit`.
     """
 
     def __init__(
@@ -32,40 +40,49 @@ class PrefixMergingBuilder(BaseTrajectoryBuilder):
         on_drift: OnDrift = "repair",
         drift_tokens: int = 16,
         siblings: Siblings = "keep",
+        tokenizer: str | None = None,
+        on_scaffold: OnScaffold = "fork",
+        max_trace_tokens: int | None = None,
+        over_long: OverLong = "cut",
     ) -> None:
-        _check_choice("on_drift", on_drift, get_args(OnDrift))
-        _check_choice("siblings", siblings, get_args(Siblings))
-        _check_count("drift_tokens", drift_tokens)
+        check_choice("on_drift", on_drift, get_args(OnDrift))
+        check_choice("on_scaffold", on_scaffold, get_args(OnScaffold))
+        check_choice("siblings", siblings, get_args(Siblings))
+        check_count("drift_tokens", drift_tokens)
         if end_of_turn_token_id is not None:
-            _check_count("end_of_turn_token_id", end_of_turn_token_id)
+            check_count("end_of_turn_token_id", end_of_turn_token_id)
+        decode = None if tokenizer is None else decoder(tokenizer)
         self._end_of_turn, self._siblings = end_of_turn_token_id, siblings
-        self._rules = DriftRules(on_drift, drift_tokens)
+        self._rules = DriftRules(on_drift, drift_tokens, on_scaffold, decode)
+        self._limit = TraceLimit.checked(max_trace_tokens, over_long)
 
-    def build(self, session: CompletionSession) -> Trajectory:
-        if not session.completions:
-            return no_completions(session, "prefix_merging")
-        calls = calls_of(session)
-        branches, left_out = self._branches(calls)
+    def build_calls(self, ended: EndedSession) -> Trajectory:
+        if not len(ended.log):
+            return no_completions(ended.session, "prefix_merging")
+        calls = calls_of(ended)
+        branches, unused = self._branches(ended, calls)
+        branches, over_long = self._limit.apply(branches)
         traces = traces_of(branches)
-        siblings = [("sibling", call.units()) for call in left_out]
+        left_out = [("sibling", call) for call in unused] + [("over_long", call) for call in over_long]
         return trajectory_of(
-            session,
+            ended.session,
             traces,
-            excluded=by_reason([*refused_units(session), *untrained_units(branches), *siblings]),
-            metadata={"builder": "prefix_merging", **statistics(session, traces)},
+            excluded=by_reason([*refused_units(ended), *untrained_units(branches), *left_out_units(left_out)]),
+            metadata={"builder": "prefix_merging", **statistics(ended, traces, [reason for reason, _ in left_out])},
         )
 
-    def _branches(self, calls: Sequence[Call]) -> tuple[tuple[Branch, ...], list[Call]]:
+    def _branches(self, ended: EndedSession, calls: Sequence[Call]) -> tuple[tuple[Branch, ...], list[Call]]:
         """The branches, and the calls that are left out of them."""
-        tree = self._tree(calls, calls)
+        tree = self._tree(ended, calls, calls)
         if self._siblings == "keep":
             return tree.branches(), []
         unused = tree.unused_siblings()
         kept = [call for call in calls if call.order not in unused]
-        return self._tree(kept, calls).branches(), [call for call in calls if call.order in unused]
+        return self._tree(ended, kept, calls).branches(), [call for call in calls if call.order in unused]
 
-    def _tree(self, calls: Sequence[Call], evidence: Sequence[Call]) -> CallTree:
-        return CallTree(calls, CallIndex(calls, EndOfTurn(self._end_of_turn, evidence), self._rules))
+    def _tree(self, ended: EndedSession, calls: Sequence[Call], evidence: Sequence[Call]) -> CallTree:
+        end_of_turn = EndOfTurn(self._end_of_turn, evidence)
+        return CallTree(calls, CallIndex(ended.content.ids.trie, calls, end_of_turn, self._rules))
 
 
 def traces_of(branches: Sequence[Branch]) -> tuple[Trace, ...]:
@@ -78,24 +95,25 @@ def untrained_units(branches: Sequence[Branch]) -> list[tuple[str, tuple[Any, ..
     return [(call.untrained, call.units()) for branch in branches for call in branch.calls if call.untrained]
 
 
-def statistics(session: CompletionSession, traces: Sequence[Trace]) -> dict[str, Any]:
-    """Counts of a session: records, replies in traces, traces, their ratio (1.0: nothing merged), breaks, drift."""
+def left_out_units(calls: Sequence[tuple[str, Call]]) -> list[tuple[str, tuple[Any, ...]]]:
+    """(reason, units) of replies that a rule of the configuration left out."""
+    return [(reason, call.units()) for reason, call in calls]
+
+
+def statistics(ended: EndedSession, traces: Sequence[Trace], left_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Counts of a session.
+
+    ``records``; ``replies`` in traces; ``merge_ratio``: traces by replies, 1.0 where nothing merged; ``breaks`` by
+    reason; ``drift``: repairs; ``left_out``: replies in no trace by reason, those without a token among them.
+    """
     replies = sum(len(trace.turns) for trace in traces)
     breaks = Counter(str(trace.metadata["break_reason"]) for trace in traces if trace.metadata["break_reason"])
+    refused = Counter([*refused_replies(ended), *left_out])
     return {
-        "records": len(session.completions),
+        "records": len(ended.log),
         "replies": replies,
         "merge_ratio": len(traces) / replies if replies else None,
         "breaks": dict(sorted(breaks.items())),
         "drift": sum(int(trace.metadata["drift"]) for trace in traces),
+        "left_out": dict(sorted(refused.items())),
     }
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
-
-
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number, 0 or more")

@@ -2,8 +2,9 @@
 
 The exact case needs no thought: the prompt goes on with the very ids that were sampled. Else the template's copy of
 the reply was tokenised anew ("drift"). The copy reaches to the end-of-turn token; it counts as the same reply only if
-the child's messages carry the reply unchanged and no token was purely added or removed. In all other cases the child
-starts a trace of its own, because a splice would put sampled tokens into a context that the policy never saw.
+no token was purely added or removed, and if a configured tokenizer decodes both to one text, or, without one, if the
+child's messages carry the reply unchanged. In all other cases the child starts a trace of its own, because a splice
+would put sampled tokens into a context that the policy never saw.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from rollmill_builder.calls import TOKEN_BYTES, Call
+from rollmill_builder.calls import Call, Ids
+from rollmill_builder.decoding import Decode
 from rollmill_builder.messages import Message, ends_with_text, reasoning_of, reply_change
 
 OnDrift = Literal["repair", "fork", "fork_over_n"]
-Ids = npt.NDArray[np.int32]
+OnScaffold = Literal["fork", "merge"]
 
 ENDED = frozenset({"stop", "tool_calls", "function_call"})
 """Finish reasons of a reply that the policy ended itself, by its end-of-turn token."""
 
 GENERATION_PROMPT = 8
-"""Tokens at the end of a prompt, after the last end of a turn, in which a turn's opening is looked for."""
+"""Tokens at the end of a prompt in which the opening of a turn, and what a template puts behind it, are looked for."""
 
 REASONING_OPENING = 2
 """Tokens in which the openings of a thought and of an answer may agree."""
@@ -38,6 +39,13 @@ class Splice:
     resume: int
     drift: int = 0
     """Sampled tokens that the prompt holds in another tokenisation; 0: the ids are the same."""
+    scaffold: int = 0
+    """Tokens at the end of the parent's prompt that the child's prompt does not hold any more."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the child's prompt is what its trace holds in front of its reply, token by token."""
+        return not self.drift and not self.scaffold
 
 
 @dataclass(frozen=True)
@@ -46,15 +54,19 @@ class Break:
 
     reason: str
     at: int
+    call: Call | None = None
+    """The call that it does not go on from."""
 
 
 @dataclass(frozen=True)
 class DriftRules:
-    """What to do about a re-tokenised copy (RULES A10)."""
+    """What to do about a re-tokenised copy (RULES A10), and about a generation prompt that went."""
 
     on_drift: OnDrift = "repair"
     most: int = 0
     """With ``fork_over_n``: more sampled tokens than this in another tokenisation start a new trace."""
+    on_scaffold: OnScaffold = "fork"
+    decode: Decode | None = None
 
 
 class EndOfTurn:
@@ -94,13 +106,8 @@ def _only(found: set[int]) -> int | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
-def is_exact(parent: Call, child: Call) -> bool:
-    """Whether the child's prompt begins with the parent's prompt and sampled reply, token by token."""
-    return child.prompt.startswith(parent.reply, len(parent.prompt)) and child.prompt.startswith(parent.prompt)
-
-
 def exact(parent: Call) -> Splice:
-    return Splice(parent.size // TOKEN_BYTES)
+    return Splice(parent.tokens)
 
 
 def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Splice | Break:
@@ -108,18 +115,43 @@ def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Spli
 
     ``end`` is the end-of-turn token of the parent's reply, None where it is unknown.
     """
-    start = len(parent.prompt_ids)
-    tail = child.prompt_ids[start:]
+    start = parent.prompt_tokens
+    tail = child.prompt_ids(start)
     same = common_prefix(parent.reply_ids, tail)
     found = _copy(parent, tail, same, end)
     if isinstance(found, str):
-        return Break(found, start + same)
-    rest, copy = _without_common_suffix(found.body[same:], tail[same : found.stop])
-    reason = _difference(rest, copy, found.body, same) or _reply_change(parent, child, same)
-    reason = reason or _refused(len(rest), rules)
-    if reason is not None:
-        return Break(reason, start + same)
-    return Splice(start + found.resume, len(rest))
+        return Break(found, start + same, parent)
+    copy = tail[: found.stop]
+    rest, other = _without_common_suffix(found.body[same:], copy[same:])
+    reason = (
+        _difference(rest, other, found.body, same)
+        or _unlike(parent, child, found.body, copy, same, rules.decode)
+        or _refused(len(rest), rules)
+    )
+    return Splice(start + found.resume, len(rest)) if reason is None else Break(reason, start + same, parent)
+
+
+def reframe(parent: Call, child: Call, at: int, end: int | None, rules: DriftRules) -> Splice | Break | None:
+    """The splice of a child whose prompt leaves the parent's at ``at``, inside the parent's generation prompt.
+
+    Templates end a generation prompt with an empty thinking block, or open one, and write neither into history. None:
+    what comes then is not the parent's reply.
+    """
+    tail, reply = child.prompt_ids(at), parent.reply_ids
+    if common_prefix(reply, tail) == len(reply):
+        merged = rules.on_scaffold == "merge"
+        dropped = parent.prompt_tokens - at
+        return Splice(at + len(reply), scaffold=dropped) if merged else Break("scaffold_removed", at, parent)
+    if _is_end_of(reply, tail, end) or _reply_change(parent, child) == "reasoning_stripped":
+        return Break("reasoning_stripped", at, parent)
+    return None
+
+
+def _is_end_of(reply: Ids, tail: Ids, end: int | None) -> bool:
+    """Whether ``tail`` begins with the last tokens of ``reply``, at least one beside its end of turn."""
+    ends = np.flatnonzero(tail == (-1 if end is None else end))
+    size = int(ends[0]) + 1 if len(ends) else 0
+    return 1 < size < len(reply) and bool((reply[-size:] == tail[:size]).all())
 
 
 @dataclass(frozen=True)
@@ -145,17 +177,20 @@ def _copy(parent: Call, tail: Ids, same: int, end: int | None) -> _Copy | str:
     if (body[same:] == end).any() or (ended_by_token(parent) and not sampled_end):
         return "end_of_turn_ambiguous"
     stop = same + int(ends[0])
-    if _crosses(tail[same:stop], body[same:], parent.prompt_ids, end):
+    if _crosses(tail[same:stop], body[same:], _opening(parent), end):
         return "end_of_turn_missing"
     return _Copy(body, stop, stop + sampled_end)
 
 
-def _crosses(copy: Ids, rest: Ids, prompt: Ids, end: int) -> bool:
+def _opening(call: Call) -> Ids:
+    return call.prompt_ids(max(0, call.prompt_tokens - GENERATION_PROMPT))
+
+
+def _crosses(copy: Ids, rest: Ids, opening: Ids, end: int) -> bool:
     """Whether ``copy`` runs on into another turn, since the template wrote no end-of-turn token after the reply.
 
-    Another turn begins like the parent's own: with tokens of the generation prompt, which ends ``prompt``.
+    Another turn begins like the parent's own: with tokens of the generation prompt, among ``opening``.
     """
-    opening = prompt[-GENERATION_PROMPT:]
     ends = np.flatnonzero(opening == end)
     opening = opening[ends[-1] + 1 :] if len(ends) else opening
     return any(np.count_nonzero(copy == token) > np.count_nonzero(rest == token) for token in set(opening.tolist()))
@@ -172,21 +207,32 @@ def _difference(rest: Ids, copy: Ids, body: Ids, same: int) -> str | None:
     return "reply_differs"
 
 
-def _reply_change(parent: Call, child: Call, same: int) -> str | None:
-    if parent.messages is None or parent.message is None or child.messages is None:
+def _unlike(parent: Call, child: Call, body: Ids, copy: Ids, same: int, decode: Decode | None) -> str | None:
+    """Why the copy is not the same reply; None where it is. A tokenizer's word counts more than the messages'."""
+    change = _reply_change(parent, child) or _rendered_change(parent, same)
+    if decode is None:
+        return change
+    if decode(body.tolist()) == decode(copy.tolist()):
+        return None
+    return "reply_differs" if change in {None, "reply_unverified"} else change
+
+
+def _reply_change(parent: Call, child: Call) -> str | None:
+    if parent.message is None:
         return "reply_unverified"
-    place = len(parent.messages)
-    if len(child.messages) <= place:
-        return "reply_differs"
-    return reply_change(parent.message, child.messages[place]) or _rendered_change(parent, parent.message, same)
+    later = child.messages_after(parent)
+    if later is None:
+        return "reply_unverified"
+    return reply_change(parent.message, later[0]) if later else "reply_differs"
 
 
-def _rendered_change(parent: Call, reply: Message, same: int) -> str | None:
+def _rendered_change(parent: Call, same: int) -> str | None:
     """What a template changes of a reply that the messages carry unchanged.
 
     Many leave reasoning out: then the copy does not begin as the reply did. All of them close a thought or a call
     that the length limit cut off.
     """
+    reply: Message = parent.message or {}
     if reasoning_of(reply) and same < REASONING_OPENING:
         return "reasoning_stripped"
     return "reply_unverified" if not ended_by_token(parent) and not ends_with_text(reply) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,10 +12,10 @@ from rollmill_builder.sessions import OpenSession, session_key
 REPEAT_SECONDS = 30.0
 """A timer's record that came to nothing, since its transaction failed, is sent again after this."""
 
-Reason = Literal["deadline", "idle"]
+Reason = Literal["deadline", "idle", "memory_budget"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Sight:
     """What a timer remembers of one session, by its own clock."""
 
@@ -29,7 +29,7 @@ class _Sight:
 
 
 class ExpiryTimer:
-    """Finds sessions past their deadline or idle time, at most once in ``every`` seconds.
+    """Finds sessions past their deadline or idle time, at most once in ``every`` seconds. One for each task.
 
     A session that is overdue when it is first looked at counts from that moment: its event times are missing, or are
     another clock's, or its calls are replayed. Idle counts from the last call's event time, and no earlier than that
@@ -41,15 +41,17 @@ class ExpiryTimer:
         self._next = 0.0
         self._sights: dict[str, _Sight] = {}
 
-    def due(self, sessions: Iterable[OpenSession], now: float) -> Iterator[SessionExpired]:
-        if now < self._next:
-            return
+    def rests(self, now: float) -> bool:
+        """Whether it is too early to look again."""
+        return now < self._next
+
+    def due(self, sessions: Sequence[OpenSession], now: float, victims: Collection[str]) -> Iterator[SessionExpired]:
         self._next = now + self._every
         before, self._sights = self._sights, {}
         for session in sessions:
             key = session_key(session.session_id, session.attempt)
             sight = _seen(before.get(key), session, now)
-            reason = _reason(session, sight, now)
+            reason = _reason(session, sight, now) or ("memory_budget" if key in victims else None)
             if reason is not None and (sight.asked is None or now >= sight.asked + REPEAT_SECONDS):
                 sight = replace(sight, asked=now)
                 yield _expired(session, reason, now)

@@ -4,7 +4,13 @@ Names come from entry points (groups ``rollmill.builders``, ``rollmill.evaluator
 that capture can validate a spec when a session opens, and so that any package can add its own.
 """
 
-from rollmill.strategies.bases import BaseAdvantage, BaseTrajectoryBuilder, BaseTrajectoryEvaluator, EvaluationContext
+from rollmill.strategies.bases import (
+    BaseAdvantage,
+    BaseIncrementalBuilder,
+    BaseTrajectoryBuilder,
+    BaseTrajectoryEvaluator,
+    EvaluationContext,
+)
 from rollmill.strategies.outline import trajectory_of
 from rollmill.strategies.registry import (
     StrategyRegistry,
@@ -16,6 +22,7 @@ from rollmill.strategies.registry import (
 
 __all__ = [
     "BaseAdvantage",
+    "BaseIncrementalBuilder",
     "BaseTrajectoryBuilder",
     "BaseTrajectoryEvaluator",
     "EvaluationContext",

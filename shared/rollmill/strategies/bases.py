@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rollmill.models import CompletionSession, EvalResult, Trajectory
+from rollmill.models import CompletionRecord, CompletionSession, EvalResult, Trajectory
+
+S = TypeVar("S")
 
 
 class BaseTrajectoryBuilder(ABC):
@@ -23,6 +25,34 @@ class BaseTrajectoryBuilder(ABC):
     @abstractmethod
     def build(self, session: CompletionSession) -> Trajectory:
         """The trajectory of ``session``; `rollmill.strategies.trajectory_of` fills the identity fields."""
+
+
+class BaseIncrementalBuilder(BaseTrajectoryBuilder, Generic[S]):
+    """A builder that gets the records of a session as they come, for work that should not wait for the end.
+
+    It keeps nothing in itself: its state is what `start` and `add` return, and a new owner of the session gets it by
+    adding the same records again, in the same order. Records come in the order of acceptance, which is not that of
+    their starts: sort in `finish` by (``started_at``, ``completion_id``) where the order matters. A record's request
+    is reduced to messages and tools. State is memory that no budget counts. All three methods must be pure.
+    """
+
+    @abstractmethod
+    def start(self) -> S:
+        """The state of a session without records."""
+
+    @abstractmethod
+    def add(self, state: S, record: CompletionRecord) -> S:
+        """The state with one more record; ``state`` itself must stay as it is."""
+
+    @abstractmethod
+    def finish(self, state: S, session: CompletionSession) -> Trajectory:
+        """The trajectory; ``session`` says how it ended and holds no records."""
+
+    def build(self, session: CompletionSession) -> Trajectory:
+        state = self.start()
+        for record in session.completions:
+            state = self.add(state, record)
+        return self.finish(state, session.model_copy(update={"completions": ()}))
 
 
 @dataclass(frozen=True)

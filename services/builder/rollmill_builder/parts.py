@@ -1,0 +1,103 @@
+"""A call taken apart: token ids and texts, which repeat from call to call, and the rest, which is small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from rollmill.models import CompletionRecord, SampledChoice, dump_json
+from rollmill_builder.messages import Message, messages_of, parse_object, tools_of
+
+APART: dict[str, Any] = {
+    "session_id": True,
+    "attempt": True,
+    "prompt_ids": True,
+    "original_request": True,
+    "request": True,
+    "response": True,
+    "choices": {"__all__": {"token_ids", "message"}},
+}
+"""What the rest of a record is without."""
+
+SEPARATOR = b","
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a call's sequences are; None: it has none."""
+
+    prompt: bytes | None
+    """Packed token ids."""
+    replies: tuple[bytes | None, ...]
+    """Packed token ids, one per choice."""
+    messages: bytes | None
+    """Canonical JSON of the request's messages, each followed by a comma: more messages make a longer text."""
+    texts: tuple[bytes | None, ...]
+    """The same of each reply."""
+    tools: bytes | None
+
+
+def parts_of(record: CompletionRecord) -> Parts:
+    """Of the request only messages and tools stay, of the response the replies: no trace shows more."""
+    messages = messages_of(record.request)
+    return Parts(
+        prompt=None if record.prompt_ids is None else record.prompt_ids.tobytes(),
+        replies=tuple(None if item.token_ids is None else item.token_ids.tobytes() for item in record.choices),
+        messages=None if messages is None else text_of_messages(messages),
+        texts=tuple(_text(choice, record.response) for choice in record.choices),
+        tools=tools_of(record.request),
+    )
+
+
+def text_of_messages(messages: Sequence[Message]) -> bytes:
+    return dump_json(messages)[1:-1] + SEPARATOR if messages else b""
+
+
+def messages_of_text(text: bytes) -> tuple[Message, ...]:
+    """The messages of a text made by `text_of_messages`."""
+    found = parse_object(b'{"messages":[%s]}' % text[: -len(SEPARATOR)])
+    return tuple(found["messages"]) if found else ()
+
+
+def _text(choice: SampledChoice, response: bytes | None) -> bytes | None:
+    """The reply's message; from the response body where the choice itself has none."""
+    message = parse_object(choice.message) if choice.message is not None else _answered(choice.index, response)
+    return None if message is None else text_of_messages((message,))
+
+
+def _answered(index: int, response: bytes | None) -> Message | None:
+    found = (parse_object(response) or {}).get("choices")
+    items = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    messages = (item.get("message") for item in items if item.get("index", 0) == index)
+    return next((item for item in messages if isinstance(item, dict)), None)
+
+
+def pack_rest(record: CompletionRecord) -> bytes:
+    """A record without its sequences and without its Nones: every field that may be None is so by default."""
+    data = _said(record.model_dump(mode="python", exclude=APART))
+    data["sampling"] = _said(data["sampling"])
+    data["choices"] = [_said(choice) for choice in data["choices"]]
+    packed: bytes = msgpack.packb(data)
+    return packed
+
+
+def unpack_rest(
+    rest: bytes,
+    session_id: str,
+    attempt: int,
+    replies: Sequence[bytes | None],
+    texts: Sequence[bytes | None],
+) -> CompletionRecord:
+    """The record again, with its replies; prompt and request stay out."""
+    data = msgpack.unpackb(rest)
+    for choice, reply, text in zip(data.get("choices", ()), replies, texts, strict=True):
+        choice["token_ids"] = reply
+        choice["message"] = None if text is None else text[: -len(SEPARATOR)]
+    return CompletionRecord.model_validate({**data, "session_id": session_id, "attempt": attempt})
+
+
+def _said(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,89 @@
+"""A local file for the bytes of idle sessions. It may be lost at any moment: the changelog is the truth."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+PAGE = 4096
+
+
+class Extent:
+    """A stretch of a spill file. Its pages are free again once nobody holds it any more."""
+
+    __slots__ = ("_file", "_free", "offset", "pages", "size")
+
+    def __init__(self, file: SpillFile, offset: int, size: int, free: Callable[[int, int], None]) -> None:
+        self._file, self.offset, self.size, self._free = file, offset, size, free
+        self.pages = _pages(size)
+
+    def read(self) -> bytes:
+        return self._file.read(self.offset, self.size)
+
+    def __del__(self) -> None:
+        self._free(self.offset, self.pages)
+
+
+class SpillFile:
+    """An unnamed temporary file in ``directory`` (None: the system's), of at most ``most`` bytes.
+
+    It vanishes with the process, however that ends. Errors of the disk are raised as OSError.
+    """
+
+    def __init__(self, directory: Path | None, most: int) -> None:
+        self._directory, self._most = directory, most
+        self._opened: IO[bytes] | None = None
+        self._end = 0
+        self._holes: dict[int, list[int]] = {}
+        """Offsets of free stretches by their number of pages."""
+        self.held = 0
+        """Bytes in use, in whole pages."""
+
+    def put(self, data: bytes) -> Extent | None:
+        """Where ``data`` lies now; None: it does not fit into the file any more."""
+        pages = _pages(len(data))
+        offset = self._place(pages)
+        if offset is None:
+            return None
+        file = self._file()
+        file.seek(offset)
+        file.write(data)
+        self.held += pages * PAGE
+        return Extent(self, offset, len(data), self._release)
+
+    def read(self, offset: int, size: int) -> bytes:
+        file = self._file()
+        file.seek(offset)
+        return file.read(size)
+
+    def __del__(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    def _file(self) -> IO[bytes]:
+        if self._opened is None:
+            self._opened = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  # as long as its extents live
+        return self._opened
+
+    def _place(self, pages: int) -> int | None:
+        holes = self._holes.get(pages)
+        if holes:
+            return holes.pop()
+        if self._end + pages * PAGE > self._most:
+            return None
+        offset, self._end = self._end, self._end + pages * PAGE
+        return offset
+
+    def _release(self, offset: int, pages: int) -> None:
+        self.held -= pages * PAGE
+        self._holes.setdefault(pages, []).append(offset)
+        if not self.held:
+            self._file().truncate(0)
+            self._end = 0
+            self._holes.clear()
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE)

@@ -24,6 +24,7 @@ from rollmill_capture.call_api import CallEndpoint, Caller
 from rollmill_capture.engines.wires import MESSAGES, RESPONSES
 
 SESSION = "/sessions/{session_id}"
+GEMINI_VERSIONS = ("v1beta", "v1", "v1alpha")
 BASES = (SESSION, "", f"{SESSION}/v1")
 
 
@@ -33,11 +34,14 @@ def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[Ba
         ("/v1/chat/completions", ChatApi(), None),
         ("/v1/responses", ResponsesApi(), PassingApi("responses", RESPONSES, responses_reply.SHAPE)),
         ("/v1/messages", MessagesApi(), PassingApi("messages", MESSAGES, messages_reply.SHAPE)),
-        ("/v1beta/models/{model:path}:generateContent", GeminiApi(streams=False), None),
-        ("/v1beta/models/{model:path}:streamGenerateContent", GeminiApi(streams=True), None),
         ("/v1/completions", CompletionsApi(), None),
         ("/inference/v1/generate", TokensApi(), None),
         ("/generate", GenerateApi(), None),
     ]
+    for version in GEMINI_VERSIONS:
+        apis += [
+            (f"/{version}/models/{{model:path}}:generateContent", GeminiApi(streams=False), None),
+            (f"/{version}/models/{{model:path}}:streamGenerateContent", GeminiApi(streams=True), None),
+        ]
     endpoints = [(path, fenced(CallEndpoint(caller, api, native))) for path, api, native in apis]
     return [Route(f"{base}{path}", endpoint, methods=["POST"]) for base in BASES for path, endpoint in endpoints]

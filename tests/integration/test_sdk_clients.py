@@ -1,0 +1,378 @@
+"""The stock clients of OpenAI, Anthropic and Google lead the same dialogue with tools against capture, unchanged but
+for the base URL: the records of all have the same token truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anthropic
+import pytest
+from google import genai
+from google.genai import types as gemini
+from openai import AsyncOpenAI, BadRequestError
+
+from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionSpec, SessionState
+from rollmill.telemetry.clock import ManualClock
+from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.engine import ScriptedEngine, decode
+from rollmill.testing.replay import ReplayServer, replay_server
+from rollmill.testing.sink import MemorySink
+from rollmill.topics import COMPLETIONS
+from rollmill_capture.app import Parts, assemble
+from rollmill_capture.engines.asking import EngineKind
+from rollmill_capture.server import serve
+from rollmill_capture.sessions import SessionTable
+from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.upstream import Upstream, make_client
+from rollmill_capture.versions import Announced
+
+WAIT = 30.0
+SYSTEM = "You know the weather."
+QUESTION = "Is it warmer in Oslo or in Rome? 🌡"
+THANKS = "Thanks."
+# The spacing of the arguments is what a model samples, and not what any library writes.
+CALLS = (
+    '<tool_call>{"name": "get_weather", "arguments": {"city":  "Oslo","unit" : "°C"}}</tool_call>'
+    '<tool_call>{"name": "get_weather", "arguments": {"unit": "\\u00b0C", "city": "Rome"}}</tool_call>'
+)
+REPLIES = (f"<think>ask both</think>Let me see.{CALLS}", "<think>21 > 4</think>In Rome: 21 °C 🌞.", "You are welcome.")
+RESULTS = {"Oslo": "4 °C", "Rome": "21 °C"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "unit": {"type": "string"}},
+    "required": ["city"],
+}
+TOOL = ("get_weather", "The temperature now.", SCHEMA)
+
+
+class Nowhere:
+    async def end_offsets(self) -> dict[int, int]:
+        return {}
+
+    async def reached(self, ends: object) -> None:
+        del ends
+
+
+@dataclass(frozen=True)
+class Capture:
+    url: str
+    sink: MemorySink
+    engine: ReplayServer
+
+    @property
+    def records(self) -> list[CompletionRecord]:
+        return self.sink.of(COMPLETIONS)
+
+
+@asynccontextmanager
+async def running_capture(engine: ScriptedEngine, route: Route | None = None) -> AsyncIterator[Capture]:
+    """Capture's application on a socket, between the clients and an engine on another."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with asyncio.timeout(WAIT), replay_server(engine.answer) as upstream:
+            settings = CaptureSettings(upstream=upstream.url, default_route=route or Route())
+            async with make_client(settings) as http:
+                sink, stop, sessions = MemorySink(), asyncio.Event(), SessionTable()
+                opened = SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0)
+                sessions.apply("s", opened)
+                parts = Parts(
+                    settings=settings,
+                    sessions=sessions,
+                    position=Nowhere(),
+                    announced=Announced(),
+                    sink=sink,
+                    upstream=Upstream(http),
+                    clock=ManualClock(),
+                    metrics=Metrics("capture"),
+                )
+                serving = asyncio.create_task(serve(assemble(parts), listener, settings, stop))
+                yield Capture(f"http://127.0.0.1:{listener.getsockname()[1]}", sink, upstream)
+                stop.set()
+                await serving
+
+
+Dialogue = Callable[[str], Awaitable[list[str]]]
+"""Leads the dialogue against an address; gives the texts that the agent saw."""
+
+
+def weather(arguments: Any) -> str:
+    found = json.loads(arguments) if isinstance(arguments, str) else arguments
+    assert found["unit"] == "°C"
+    return RESULTS[found["city"]]
+
+
+async def chat(url: str, *, stream: bool) -> list[str]:
+    async with AsyncOpenAI(base_url=f"{url}/sessions/s/v1", api_key="none", max_retries=0) as client:
+        name, description, schema = TOOL
+        tool: Any = {
+            "type": "function",
+            "function": {"name": name, "description": description, "parameters": schema},
+        }
+        messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+        seen: list[str] = []
+        while len(seen) < 3:
+            if stream:
+                async with client.chat.completions.stream(model="toy", messages=messages, tools=[tool]) as events:
+                    message: Any = (await events.get_final_completion()).choices[0].message
+                history = message.model_dump(exclude_none=True, exclude={"parsed"})
+                for call in history.get("tool_calls", ()):
+                    call["function"].pop("parsed_arguments", None)
+                    call.pop("index", None)
+            else:
+                answer = await client.chat.completions.create(model="toy", messages=messages, tools=[tool])
+                message = answer.choices[0].message
+                history = message.model_dump(exclude_none=True)
+            messages.append(history)
+            seen.append(message.content or "")
+            for call in message.tool_calls or ():
+                result = weather(call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            if not message.tool_calls:
+                messages.append({"role": "user", "content": THANKS})
+        return seen
+
+
+async def responses(url: str, *, stream: bool, remembered: bool = False) -> list[str]:
+    """``remembered``: by the id of the response before, in place of the history."""
+    async with AsyncOpenAI(base_url=f"{url}/sessions/s/v1", api_key="none", max_retries=0) as client:
+        name, description, schema = TOOL
+        tool: Any = {"type": "function", "name": name, "description": description, "parameters": schema, "strict": None}
+        items: list[Any] = [{"role": "user", "content": QUESTION}]
+        seen: list[str] = []
+        before: str | None = None
+        while len(seen) < 3:
+            asked: dict[str, Any] = {"model": "toy", "instructions": SYSTEM, "input": items, "tools": [tool]}
+            if remembered and before is not None:
+                asked["previous_response_id"] = before
+            if stream:
+                async with client.responses.stream(**asked) as events:
+                    numbers = [event.sequence_number async for event in events]
+                    response: Any = await events.get_final_response()
+                assert numbers == list(range(len(numbers)))
+            else:
+                response = await client.responses.create(**asked)
+            assert response.status == "completed"
+            seen.append(response.output_text)
+            items, before = ([] if remembered else [*items, *map(_item, response.output)]), response.id
+            calls = [item for item in response.output if item.type == "function_call"]
+            for call in calls:
+                result = weather(call.arguments)
+                items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+            if not calls:
+                items.append({"role": "user", "content": THANKS})
+        return seen
+
+
+def _item(item: Any) -> dict[str, Any]:
+    found: dict[str, Any] = item.model_dump(exclude_none=True)
+    found.pop("parsed_arguments", None)
+    for part in found.get("content", ()):
+        part.pop("parsed", None)
+    return found
+
+
+async def messages(url: str, *, stream: bool) -> list[str]:
+    async with anthropic.AsyncAnthropic(base_url=f"{url}/sessions/s", api_key="none", max_retries=0) as client:
+        name, description, schema = TOOL
+        tool: Any = {"name": name, "description": description, "input_schema": schema}
+        turns: list[Any] = [{"role": "user", "content": QUESTION}]
+        seen: list[str] = []
+        while len(seen) < 3:
+            asked: dict[str, Any] = {
+                "model": "toy",
+                "max_tokens": 500,
+                "system": [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}],
+                "messages": turns,
+                "tools": [tool],
+            }
+            if stream:
+                async with client.messages.stream(**asked) as events:
+                    answer: Any = await events.get_final_message()
+            else:
+                answer = await client.messages.create(**asked)
+            turns.append({"role": "assistant", "content": answer.content})
+            seen.append("".join(block.text for block in answer.content if block.type == "text"))
+            calls = [block for block in answer.content if block.type == "tool_use"]
+            assert answer.stop_reason == ("tool_use" if calls else "end_turn")
+            results = [
+                {"type": "tool_result", "tool_use_id": block.id, "content": weather(block.input)} for block in calls
+            ]
+            turns.append({"role": "user", "content": results or THANKS})
+        return seen
+
+
+async def google(url: str, *, stream: bool) -> list[str]:
+    options = gemini.HttpOptions(base_url=f"{url}/sessions/s")
+    async with genai.Client(api_key="none", http_options=options).aio as client:
+        name, description, schema = TOOL
+        function = gemini.FunctionDeclaration(name=name, description=description, parameters_json_schema=schema)
+        config = gemini.GenerateContentConfig(
+            system_instruction=SYSTEM,
+            tools=[gemini.Tool(function_declarations=[function])],
+            automatic_function_calling=gemini.AutomaticFunctionCallingConfig(disable=True),
+        )
+        contents: list[Any] = [gemini.Content(role="user", parts=[gemini.Part(text=QUESTION)])]
+        seen: list[str] = []
+        while len(seen) < 3:
+            if stream:
+                pieces = await client.models.generate_content_stream(model="toy", contents=contents, config=config)
+                parts: Any = [part async for piece in pieces for part in parts_of(piece)]
+            else:
+                answer = await client.models.generate_content(model="toy", contents=contents, config=config)
+                parts = parts_of(answer)
+            contents.append(gemini.Content(role="model", parts=parts))
+            seen.append("".join(part.text or "" for part in parts if not part.thought))
+            calls = [part.function_call for part in parts if part.function_call]
+            results = [_response(call) for call in calls] or [gemini.Part(text=THANKS)]
+            contents.append(gemini.Content(role="user", parts=results))
+        return seen
+
+
+def parts_of(answer: Any) -> list[gemini.Part]:
+    return list(answer.candidates[0].content.parts or ())
+
+
+def _response(call: Any) -> gemini.Part:
+    response = gemini.FunctionResponse(id=call.id, name=call.name, response={"output": weather(call.args)})
+    return gemini.Part(function_response=response)
+
+
+async def chat_whole(url: str) -> list[str]:
+    return await chat(url, stream=False)
+
+
+async def chat_stream(url: str) -> list[str]:
+    return await chat(url, stream=True)
+
+
+async def responses_whole(url: str) -> list[str]:
+    return await responses(url, stream=False)
+
+
+async def responses_stream(url: str) -> list[str]:
+    return await responses(url, stream=True)
+
+
+async def responses_remembered(url: str) -> list[str]:
+    return await responses(url, stream=False, remembered=True)
+
+
+async def responses_remembered_stream(url: str) -> list[str]:
+    return await responses(url, stream=True, remembered=True)
+
+
+async def messages_whole(url: str) -> list[str]:
+    return await messages(url, stream=False)
+
+
+async def messages_stream(url: str) -> list[str]:
+    return await messages(url, stream=True)
+
+
+async def google_whole(url: str) -> list[str]:
+    return await google(url, stream=False)
+
+
+async def google_stream(url: str) -> list[str]:
+    return await google(url, stream=True)
+
+
+DIALOGUES: list[Dialogue] = [
+    chat_whole,
+    chat_stream,
+    responses_whole,
+    responses_stream,
+    responses_remembered,
+    responses_remembered_stream,
+    messages_whole,
+    messages_stream,
+    google_whole,
+    google_stream,
+]
+
+
+def truth(records: list[CompletionRecord]) -> list[tuple[list[int], list[int], list[float]]]:
+    """Prompt, sampled ids and log-probs of each call; all of them trainable."""
+    found = []
+    for record in records:
+        (choice,) = record.choices
+        assert (record.status, choice.trainable, choice.untrainable_reason) == (CallStatus.OK, True, None)
+        assert record.prompt_ids is not None
+        assert choice.token_ids is not None
+        assert choice.logprobs is not None
+        found.append((record.prompt_ids.tolist(), choice.token_ids.tolist(), choice.logprobs.tolist()))
+    return found
+
+
+async def led(dialogue: Dialogue, engine: ScriptedEngine, route: Route | None = None) -> Capture:
+    async with running_capture(engine, route) as capture:
+        seen = await dialogue(capture.url)
+        assert seen == ["Let me see.", "In Rome: 21 °C 🌞.", "You are welcome."]
+    return capture
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[list[int], list[int], list[float]]]:
+    return truth(asyncio.run(led(chat_whole, ScriptedEngine(REPLIES))).records)
+
+
+def test_every_prompt_goes_on_from_the_reply_before(
+    expected: list[tuple[list[int], list[int], list[float]]],
+) -> None:
+    (first, said, _), (second, more, _), (third, _, _) = expected
+    assert decode(first).startswith("<|im_start|>tools\n")
+    assert decode(said) == REPLIES[0] + "<|im_end|>"
+    assert second[: len(first) + len(said)] == first + said
+    assert third[: len(second) + len(more)] == second + more
+
+
+@pytest.mark.parametrize("dialogue", DIALOGUES)
+async def test_all_clients_have_the_same_token_truth(
+    dialogue: Dialogue, expected: list[tuple[list[int], list[int], list[float]]]
+) -> None:
+    capture = await led(dialogue, ScriptedEngine(REPLIES))
+    assert truth(capture.records) == expected
+
+
+@pytest.mark.parametrize("dialogue", DIALOGUES)
+async def test_so_have_they_where_the_engine_streams_no_ids(
+    dialogue: Dialogue, expected: list[tuple[list[int], list[int], list[float]]]
+) -> None:
+    engine = ScriptedEngine(REPLIES, owner="sglang", stream_ids=False)
+    capture = await led(dialogue, engine, Route(engine=EngineKind.SGLANG))
+    assert truth(capture.records) == expected
+    assert not any(asked.body.get("stream") for asked in capture.engine.asked)
+
+
+@pytest.mark.parametrize("dialogue", [responses_whole, messages_stream, google_stream])
+async def test_the_record_keeps_what_was_asked_and_what_was_served(dialogue: Dialogue) -> None:
+    capture = await led(dialogue, ScriptedEngine(REPLIES))
+    for record, asked in zip(capture.records, capture.engine.asked, strict=True):
+        assert json.loads(record.request or b"") == asked.body
+        original = json.loads(record.original_request or b"")
+        assert {"input", "system", "systemInstruction"} & set(original)
+        assert record.metadata["api"] in {"responses", "messages", "gemini"}
+
+
+async def test_errors_have_the_shape_that_each_client_raises_on() -> None:
+    async with running_capture(ScriptedEngine(())) as capture:
+        async with AsyncOpenAI(base_url=f"{capture.url}/sessions/s/v1", api_key="x", max_retries=0) as client:
+            with pytest.raises(BadRequestError, match="the script is over"):
+                await client.responses.create(model="toy", input="hi")
+            with pytest.raises(BadRequestError, match="not found"):
+                await client.responses.create(model="toy", input="hi", previous_response_id="resp_none")
+        async with anthropic.AsyncAnthropic(
+            base_url=f"{capture.url}/sessions/s/v1", api_key="x", max_retries=0
+        ) as two:
+            with pytest.raises(anthropic.BadRequestError, match="the script is over"):
+                await two.messages.create(model="toy", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
+        options = gemini.HttpOptions(base_url=f"{capture.url}/sessions/s/v1")
+        async with genai.Client(api_key="x", http_options=options).aio as third:
+            with pytest.raises(genai.errors.ClientError, match="the script is over"):
+                await third.models.generate_content(model="toy", contents="hi")

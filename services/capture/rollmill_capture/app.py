@@ -16,11 +16,13 @@ from rollmill.app import Service, ServiceContext
 from rollmill.errors import PoisonRecordError
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.tables import TableReader
-from rollmill.models import SessionSpec
+from rollmill.models import Outcome, SessionSpec
 from rollmill.strategies import validate_session_spec
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
-from rollmill.topics import POLICIES, SESSIONS
+from rollmill.topics import OUTCOMES, POLICIES, SESSIONS
+from rollmill_capture.admin_api import AdminApi
+from rollmill_capture.admission import Admission
 from rollmill_capture.apis.memory import Memory
 from rollmill_capture.call_api import Caller
 from rollmill_capture.capabilities import Engines
@@ -63,12 +65,15 @@ class Parts:
     metrics: Metrics
     validate: Callable[[SessionSpec], None] = validate_session_spec
     engines: Engines = field(default_factory=Engines)
+    admission: Admission | None = None
+    """None: everything is admitted."""
 
 
 def assemble(parts: Parts) -> Starlette:
     """The HTTP application."""
     settings, routes = parts.settings, RouteTable(parts.settings)
     desk = SessionDesk(parts.sessions, parts.position, settings.lookup_seconds, settings.keys)
+    admission = parts.admission or Admission({}, parts.announced.newest)
     sessions = SessionApi(
         desk=desk,
         sink=parts.sink,
@@ -77,8 +82,10 @@ def assemble(parts: Parts) -> Starlette:
         public_url=settings.public,
         policies=settings.policies,
         close_seconds=settings.close_seconds,
+        admission=admission,
         validate=parts.validate,
     )
+    admin = AdminApi(desk, parts.upstream.pauses, parts.announced)
     recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics)
     caller = Caller(
         desk=desk,
@@ -92,13 +99,15 @@ def assemble(parts: Parts) -> Starlette:
     )
     fence = Fence(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
     calls = call_routes(caller, lambda endpoint: fence.around(endpoint, desk.named_for_retries))
-    return make_application(sessions, calls, ModelsEndpoint(desk, routes, parts.upstream))
+    return make_application(sessions, calls, ModelsEndpoint(desk, routes, parts.upstream), admin)
 
 
 def build(settings: CaptureSettings) -> Service:
     """Capture as a service: two table readers and the HTTP server, side by side."""
     program = Program(settings)
-    return Service("capture", settings, workers=(program.read_sessions, program.read_policies, program.serve))
+    readers = (program.read_sessions, program.read_policies)
+    admission = (program.read_outcomes,) if settings.admission else ()
+    return Service("capture", settings, workers=(*readers, *admission, program.serve))
 
 
 class Program:
@@ -108,9 +117,11 @@ class Program:
         self._settings = settings
         self._sessions = SessionTable()
         self._announced = Announced()
+        self._admission = Admission(settings.admission, self._announced.newest)
         clients = KafkaClients(settings)
         self._session_reader = TableReader(clients, settings, SESSIONS, self._sessions.apply, _pass_over)
         self._policy_reader = TableReader(clients, settings, POLICIES, self._announced.apply, _pass_over)
+        self._outcome_reader = TableReader(clients, settings, OUTCOMES, self._hear, _pass_over, from_end=True)
 
     async def read_sessions(self, context: ServiceContext) -> None:
         await self._session_reader.run(context.stop)
@@ -118,11 +129,20 @@ class Program:
     async def read_policies(self, context: ServiceContext) -> None:
         await self._policy_reader.run(context.stop)
 
+    async def read_outcomes(self, context: ServiceContext) -> None:
+        """From its end on: it is kept for ever, and admission asks only for what is under way."""
+        await self._outcome_reader.run(context.stop)
+
+    def _hear(self, _key: str, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._admission.hear(outcome)
+
     async def serve(self, context: ServiceContext) -> None:
         """Serve HTTP once what an earlier process spooled is sent and both tables are read; who asks earlier finds
         nobody listening.
         """
         context.health.expect(HTTP)
+        self._sessions.watch = lambda entry: self._admission.see(entry, context.clock.now())
         async with (
             self._sink(context) as sink,
             make_client(self._settings) as client,
@@ -152,6 +172,9 @@ class Program:
         await sink.emptied()
         await self._session_reader.caught_up()
         await self._policy_reader.caught_up()
+        if self._settings.admission:
+            await self._outcome_reader.caught_up()
+        self._admission.start()
 
     @asynccontextmanager
     async def _sink(self, context: ServiceContext) -> AsyncIterator[LogSink]:
@@ -177,6 +200,7 @@ class Program:
             clock=context.clock,
             metrics=context.metrics,
             engines=engines,
+            admission=self._admission,
         )
 
 

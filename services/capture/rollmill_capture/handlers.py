@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from rollmill_capture.admin_api import AdminApi
 from rollmill_capture.desk import SessionDesk
 from rollmill_capture.replies import JSON, RefusalError, error_body, json_response
 from rollmill_capture.routes import RouteTable
@@ -35,7 +36,9 @@ class ModelsEndpoint:
         return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type", JSON))
 
 
-def make_application(sessions: SessionApi, calls: Sequence[BaseRoute], models: ModelsEndpoint) -> Starlette:
+def make_application(
+    sessions: SessionApi, calls: Sequence[BaseRoute], models: ModelsEndpoint, admin: AdminApi
+) -> Starlette:
     """``calls``: the routes of model calls."""
     routes = [
         *calls,
@@ -44,6 +47,9 @@ def make_application(sessions: SessionApi, calls: Sequence[BaseRoute], models: M
         Route("/v1/sessions/{session_id}/close", sessions.close, methods=["POST"]),
         Route("/sessions/{session_id}/v1/models", models.list),
         Route("/v1/models", models.list),
+        Route("/admin/policies/{policy}/pause", admin.pause, methods=["POST"]),
+        Route("/admin/policies/{policy}/resume", admin.resume, methods=["POST"]),
+        Route("/admin/policies/{policy}/status", admin.status),
     ]
     return Starlette(routes=routes, exception_handlers={RefusalError: _refuse, HTTPException: _refuse_http})
 

@@ -9,13 +9,16 @@ import structlog
 
 from rollmill.codec import encode
 from rollmill.errors import RollmillError
-from rollmill.models import CallStatus, CompletionRecord
+from rollmill.models import CallStatus, CompletionRecord, PolicyVersion
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, skeleton
+from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, salted, skeleton
+from rollmill_capture.settings import VersionSource
 from rollmill_capture.sink import EventSink
 from rollmill_capture.versions import Announced
+
+MANY_AT_ZERO = 1000
 
 
 class RecordTooLargeError(RollmillError):
@@ -29,11 +32,14 @@ class Recorder:
     clock: Clock
     metrics: Metrics
     _warned: set[str] = field(default_factory=set)
+    _at_zero: int = 0
 
     def started(self, call: Call) -> Call:
         """The call as it goes to the engine now: its start and the version before it (RULES R1)."""
-        newest = self.announced.newest(call.target.route.policy)
-        return replace(call, started_at=self.clock.now(), announced=newest)
+        route = call.target.route
+        newest = self.announced.newest(route.policy)
+        served = salted(call.served, f"{route.policy}@{newest}") if route.cache_salt else call.served
+        return replace(call, started_at=self.clock.now(), announced=newest, served=served)
 
     async def record(self, call: Call, ending: Ending) -> None:
         """Append the call's record. Raises NotAcknowledgedError and RecordTooLargeError."""
@@ -54,7 +60,24 @@ class Recorder:
             raise
         self.metrics.observe("ack_seconds", time.perf_counter() - started)
 
+    def _watch_version(self, call: Call, record: CompletionRecord) -> None:
+        """Trained calls that stay at version 0 for ever: nobody announces, or under another name."""
+        route = call.target.route
+        if (
+            record.policy.before != PolicyVersion()
+            or not route.trainable
+            or route.version_source is VersionSource.FIXED
+        ):
+            return
+        self.metrics.count("calls_at_version_zero", policy=route.policy)
+        self._at_zero += 1
+        if self._at_zero == MANY_AT_ZERO:
+            structlog.get_logger().warning(
+                "no version of the policy was ever announced", policy=route.policy, calls=MANY_AT_ZERO
+            )
+
     def _count(self, call: Call, record: CompletionRecord) -> None:
+        self._watch_version(call, record)
         self.metrics.count("calls", status=record.status.value, kind=record.kind.value)
         for choice in record.choices:
             tokens = 0 if choice.token_ids is None else len(choice.token_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -111,6 +111,14 @@ def _untrainable(call: Call, ending: Ending, choice: ReadChoice) -> str | None:
     if not call.target.route.trainable:
         return "route_not_trainable"
     return ending.reading.untrainable(choice)
+
+
+def salted(served: ServedRequest, salt: str) -> ServedRequest:
+    """The request with vLLM's ``cache_salt``, where it has none of its own."""
+    body = orjson.loads(served.body)
+    if "cache_salt" in body:
+        return served
+    return replace(served, body=orjson.dumps({**body, "cache_salt": salt}), added=(*served.added, "cache_salt"))
 
 
 def sampling_of(call: Call) -> SamplingParams:

@@ -17,6 +17,7 @@ from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionS
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
+from rollmill_capture.admission import Admission, NoCapacityError
 from rollmill_capture.auth import TENANT, digest_of, is_token_of, new_token
 from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.desk import SessionDesk
@@ -44,6 +45,7 @@ class SessionApi:
     policies: frozenset[str]
     """Those that some route trains; empty: nothing is trained, and any name will do."""
     close_seconds: float
+    admission: Admission
     validate: Callable[[SessionSpec], None]
     """Raises InvalidInputError for unknown strategies and bad configs."""
     locks: tuple[asyncio.Lock, ...] = field(default_factory=lambda: tuple(asyncio.Lock() for _ in range(LOCKS)))
@@ -60,7 +62,7 @@ class SessionApi:
             known = None if opening.session_id is None else await self.desk.find(session_id)
             if known is not None and known.attempt >= opening.attempt:
                 return await self._opened_before(known, opening)
-            entry = await self._write_opening(session_id, opening)
+            entry = await self._admitted(session_id, opening)
         self.metrics.count("sessions_opened", purpose=entry.spec.purpose.value)
         return json_response(self._introduced(entry), CREATED)
 
@@ -107,6 +109,19 @@ class SessionApi:
             f"session {known.session_id!r}, attempt {known.attempt}, was opened {state}; choose another session_id, "
             "or a higher attempt",
         )
+
+    async def _admitted(self, session_id: str, opening: Opening) -> SessionEntry:
+        """Raises RefusalError (429) where the session's group may not start now."""
+        try:
+            self.admission.admit(session_id, opening.spec, self.clock.now())
+        except NoCapacityError as error:
+            self.metrics.count("sessions_turned_away", policy=opening.spec.policy)
+            raise RefusalError(429, str(error), retry=True, retry_after=error.retry_after) from error
+        try:
+            return await self._write_opening(session_id, opening)
+        except RefusalError:
+            self.admission.withdraw(session_id, opening.spec)
+            raise
 
     async def _write_opening(self, session_id: str, opening: Opening) -> SessionEntry:
         attempt, spec = opening.attempt, opening.spec

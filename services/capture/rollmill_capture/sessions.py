@@ -7,7 +7,7 @@ is looked for until everything written before the question is read (RULES S3).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -26,6 +26,8 @@ class SessionTable:
     """Session id to its newest entry."""
 
     def __init__(self) -> None:
+        self.watch: Callable[[SessionEntry], None] | None = None
+        """Told of every entry that is news."""
         self._entries: dict[str, SessionEntry] = {}
         self._by_token: dict[str, str] = {}
 
@@ -46,6 +48,8 @@ class SessionTable:
         self._entries[entry.session_id] = entry
         if entry.token is not None:
             self._by_token[entry.token] = entry.session_id
+        if self.watch is not None:
+            self.watch(entry)
 
     def _remove(self, entry: SessionEntry) -> None:
         del self._entries[entry.session_id]

@@ -23,6 +23,7 @@ from pydantic import (
 from rollmill.errors import ConfigurationError
 from rollmill.models import Identifier, PolicyVersion
 from rollmill.settings import ServiceSettings
+from rollmill_capture.admission import AdmissionLimits
 from rollmill_capture.auth import Keys
 from rollmill_capture.engines.asking import EngineKind
 
@@ -67,6 +68,9 @@ class Route(BaseModel):
     not trained. Others than chat completions are otherwise translated to them."""
     defaults: dict[str, JsonValue] = Field(default_factory=dict)
     """Fields for requests that do not say them, e.g. ``temperature``: an engine's own defaults are in no record."""
+    cache_salt: bool = False
+    """Send the policy's version as `cache_salt` (vLLM), so that no call reads keys and values that older weights have
+    computed, at the price of a cold prefix cache after each update."""
     fingerprint: str | None = None
     """Digest of tokenizer, chat template and model, where the operator knows it (RULES A10)."""
 
@@ -115,6 +119,8 @@ class CaptureSettings(ServiceSettings):
     """A client that waits for a stream hears something that often, while the engine is silent."""
     probe: bool = True
     """Find out at the start what the upstreams can, by their list of models and one sampled token."""
+    admission: dict[str, AdmissionLimits] = Field(default_factory=dict)
+    """Policy to its limits, as JSON; a policy that is not here is not limited."""
     replay_seconds: float = Field(default=600.0, gt=0)
     """How long a reply is kept for a client that sends its `idempotency-key` again."""
     replay_bytes: PositiveInt = 256 * 2**20

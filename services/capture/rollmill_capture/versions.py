@@ -16,11 +16,26 @@ class Announced:
 
     def __init__(self) -> None:
         self._newest: dict[str, PolicyVersion] = {}
+        self._stale: set[str] = set()
 
     def apply(self, _key: str, announcement: PolicyAnnouncement | None) -> None:
         if announcement is not None:
-            known = self.newest(announcement.policy)
-            self._newest[announcement.policy] = max(known, announcement.version)
+            self.learn(announcement.policy, announcement.version)
+
+    def learn(self, policy: str, version: PolicyVersion) -> None:
+        """The engines have loaded a version; an older one is no news."""
+        known = self._newest.get(policy)
+        if known is not None and version > known:
+            self._stale.add(policy)
+        self._newest[policy] = version if known is None else max(known, version)
+
+    def caches_reset(self, policy: str) -> None:
+        """The engines hold nothing that older weights have computed."""
+        self._stale.discard(policy)
+
+    def caches_may_be_stale(self, policy: str) -> bool:
+        """Whether weights have changed since the engines' prefix caches were known to be empty."""
+        return policy in self._stale
 
     def newest(self, policy: str) -> PolicyVersion:
         return self._newest.get(policy, PolicyVersion())

@@ -29,15 +29,26 @@ Refuse = Callable[[str, PoisonRecordError], None]
 
 
 class TableReader:
-    """Feeds all records of ``topic`` to ``apply``. ``run`` reads; the other methods say how far it has come."""
+    """Feeds all records of ``topic`` to ``apply``. ``run`` reads; the other methods say how far it has come.
+
+    ``from_end``: only those that come after the start.
+    """
 
     def __init__(
-        self, clients: KafkaClients, settings: KafkaSettings, topic: Topic, apply: Apply, refuse: Refuse
+        self,
+        clients: KafkaClients,
+        settings: KafkaSettings,
+        topic: Topic,
+        apply: Apply,
+        refuse: Refuse,
+        *,
+        from_end: bool = False,
     ) -> None:
         self._clients = clients
         self._topic = topic
         self._apply = apply
         self._refuse = refuse
+        self._from_end = from_end
         name = topic.full_name(settings.prefix)
         self._partitions = [TopicPartition(name, number) for number in range(topic.partitions(settings))]
         self._positions: dict[int, int] = {}
@@ -50,6 +61,8 @@ class TableReader:
         """Read until ``stop`` is set. Raises aiokafka's errors where the topic cannot be read."""
         async with self._clients.consumer(reset="earliest") as consumer:
             consumer.assign(self._partitions)
+            if self._from_end:
+                await consumer.seek_to_end()
             self._consumer = consumer
             self._started.set()
             await self._follow(consumer, await self.end_offsets(), stop)

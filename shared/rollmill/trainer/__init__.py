@@ -8,6 +8,7 @@ bit-identical.
 The import needs no torch; handing tensors over does (``pip install rollmill[trainer]``).
 """
 
+from rollmill.trainer.captures import Captures, CaptureUnreachableError
 from rollmill.trainer.gate import StaleAction
 from rollmill.trainer.layouts import PackedArrays, PaddedArrays
 from rollmill.trainer.micro_batch import MicroBatch, PaddedMicroBatch
@@ -17,6 +18,8 @@ from rollmill.trainer.stream import BatchStream, NoBatch
 
 __all__ = [
     "BatchStream",
+    "CaptureUnreachableError",
+    "Captures",
     "MicroBatch",
     "NoBatch",
     "PackedArrays",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +13,7 @@ from rollmill.settings import KafkaSettings
 from rollmill.telemetry.clock import Clock, SystemClock
 from rollmill.topics import POLICIES
 from rollmill.trainer.acknowledging import outgoing
+from rollmill.trainer.captures import Captures
 from rollmill.trainer.loop import LoopThread
 from rollmill.trainer.policies import PolicyHistory, read_history
 from rollmill.trainer.writer import TransactionalWriter
@@ -21,6 +23,7 @@ class PolicyPublisher:
     """Announces versions of one policy, from one process of the trainer (rank 0).
 
     Every method returns once Kafka has acknowledged. Starting a second publisher of the policy fences the first.
+    ``captures``: those that ``update`` pauses while the engines load.
     """
 
     def __init__(
@@ -29,11 +32,13 @@ class PolicyPublisher:
         run: str | None = None,
         settings: KafkaSettings | None = None,
         clock: Clock | None = None,
+        captures: Captures | None = None,
     ) -> None:
         self._settings = settings or KafkaSettings()
         self._policy = policy
         self._run = run or self._settings.run
         self._clock = clock or SystemClock()
+        self._captures = captures or Captures()
         self._clients = KafkaClients(self._settings)
         name = f"{self._settings.prefix}policy.{policy}"
         self._writer = TransactionalWriter(self._clients, name, self._settings.transaction_timeout_ms)
@@ -63,12 +68,37 @@ class PolicyPublisher:
             return wanted
         return self._write(wanted)
 
-    def update(self, version: PolicyVersion | int) -> PolicyVersion:
-        """Announce that all engines have loaded new weights. Raises InvalidInputError unless the version is newer."""
+    def update(
+        self,
+        version: PolicyVersion | int,
+        load: Callable[[], object] | None = None,
+        *,
+        mode: str = "wait",
+        wait_seconds: float = 600.0,
+        cache_reset: bool = False,
+    ) -> PolicyVersion:
+        """Announce that all engines have loaded new weights. Raises InvalidInputError unless the version is newer.
+
+        With ``load``, a function that makes them do so: ``captures`` are paused, it runs, they are resumed with the new
+        version, and it is announced (RULES A12). ``mode``: what becomes of calls in flight (``wait``, for at most
+        ``wait_seconds``; ``keep``; ``abort_resume``). ``cache_reset``: the engines drop their prefix caches with it.
+
+        Where ``load`` fails nobody knows what the engines hold: its error goes through, and captures stay paused until
+        a second ``update`` or ``release``.
+        """
         wanted = self._full(version)
         if wanted == self._history.newest:
             raise InvalidInputError(f"version {wanted} is announced already; other weights need another number")
+        if load is not None:
+            self._refuse_backwards(wanted, None)
+            self._captures.pause(self._policy, mode, wait_seconds)
+            load()
+            self._captures.resume(self._policy, wanted, cache_reset=cache_reset)
         return self._write(wanted)
+
+    def release(self) -> None:
+        """After an update that failed: calls go on, and the engines hold what they held before."""
+        self._captures.resume(self._policy, None, cache_reset=False)
 
     def resume(self, version: int, epoch: int | None = None) -> PolicyVersion:
         """A new epoch after loading a checkpoint of ``version``: all that was announced above it is another policy.

@@ -70,6 +70,7 @@ def _environment(upstream: str, capture_port: int) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "ROLLMILL_UPSTREAM": upstream,
         "ROLLMILL_PORT": str(capture_port),
+        "ROLLMILL_LINGER_MS": "200",
         "ROLLMILL_GROUPS_PER_STEP": str(GROUPS_PER_STEP),
         "ROLLMILL_MAX_STALENESS": str(MAX_STALENESS),
         "ROLLMILL_STEPS_AHEAD": str(STEPS_AHEAD),

@@ -39,6 +39,9 @@ class ServiceSettings(KafkaSettings):
     processes: PositiveInt = 1
     poll_ms: PositiveInt = 50
     """Longest wait for the first record of a poll batch: the floor of latency when idle."""
+    linger_ms: NonNegativeInt = 0
+    """Pause after a transaction, in which records gather: fewer, larger transactions, so far less work for a small
+    broker; every stage's latency grows by it. A full batch is not waited on."""
     poll_records: PositiveInt = 500
     poll_bytes: PositiveInt = 16 * 2**20
     """Records beyond this many bytes wait for the next transaction: bounds memory and transaction size."""

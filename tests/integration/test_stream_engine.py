@@ -224,3 +224,16 @@ async def test_deleted_unread_records_stop_the_start_with_both_numbers(settings:
         await admin.close()
     with pytest.raises(FatalError, match="is 1, but the log starts at 3: 2 records"):
         await make_task(settings).run(asyncio.Event())
+
+
+async def test_a_lingering_task_leaves_at_once_and_its_successor_takes_what_gathered(settings: ServiceSettings) -> None:
+    lingering = settings.model_copy(update={"linger_ms": 600_000})
+    async with running(lingering) as (_, stop, job):
+        await send(settings, "a")
+        await read(settings, OUTPUT, lambda records: len(records) == 1)
+        await send(settings, "b", "a")
+        stop.set()
+        await asyncio.wait_for(job, 10)
+    async with running(lingering):
+        records = await read(settings, OUTPUT, lambda records: len(records) == 3)
+    assert [record.value for record in records] == [b"a=1", b"b=1", b"a=2"]

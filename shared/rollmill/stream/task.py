@@ -163,10 +163,18 @@ class Task(Generic[V]):
             batch = await intake.poll(1 if self._isolated else self._tools.settings.poll_records)
             if batch:
                 await self._process(batch)
+                await self._linger(len(batch), stop)
             self._report(intake)
             if time.monotonic() >= self._next_tick:
                 self._next_tick = time.monotonic() + self._tools.settings.timer_seconds
                 await self._tick()
+
+    async def _linger(self, taken: int, stop: asyncio.Event) -> None:
+        """Let records gather for the next transaction, unless they have gathered already."""
+        settings = self._tools.settings
+        if settings.linger_ms and taken < settings.poll_records:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), settings.linger_ms / 1000)
 
     async def _process(self, batch: Sequence[ConsumerRecord]) -> None:
         intake, work, began = self._opened(), Work(), time.monotonic()

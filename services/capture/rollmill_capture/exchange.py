@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import httpx
 import orjson
@@ -14,9 +16,19 @@ from rollmill.errors import BackpressureError
 from rollmill.models import CallStatus
 from rollmill_capture.apis.same import Same
 from rollmill_capture.client import Client
+from rollmill_capture.continuation import (
+    TRUNCATED,
+    CannotContinueError,
+    Continuation,
+    Rest,
+    end_chunk,
+    is_aborted,
+    joined,
+)
 from rollmill_capture.engines import Reading
 from rollmill_capture.engines.chat import error_of
 from rollmill_capture.engines.details import without_details
+from rollmill_capture.engines.wires import CHAT, COMPLETIONS
 from rollmill_capture.recorder import Recorder, RecordTooLargeError
 from rollmill_capture.records import Call, Ending, room_for
 from rollmill_capture.relay import Relay, as_stream, make_relay
@@ -24,6 +36,7 @@ from rollmill_capture.replies import JSON, RefusalError, json_response
 from rollmill_capture.served import ServedRequest
 from rollmill_capture.sink import NotAcknowledgedError
 from rollmill_capture.upstream import BAD_GATEWAY, Upstream, UpstreamError, upstream_error
+from rollmill_capture.versions import version_span
 
 OK = 200
 AFTER_DONE_SECONDS = 1.0
@@ -55,7 +68,11 @@ class Exchange:
         self._recorder = recorder
         self._client = client
         self._keep_alive_seconds = keep_alive_seconds
-        self._relay = make_relay(call.served) if call.served.streams else None
+        self._relay = make_relay(call.served, self._continues) if call.served.streams else None
+        self._parts = Continuation(call.served)
+        self._version = call.announced
+        self._body: Any = None
+        """Of a whole reply, the beginning that the engine has broken off."""
         self.recording = False
 
     async def run(self) -> None:
@@ -82,7 +99,7 @@ class Exchange:
 
     async def gone(self) -> None:
         """The client has left, and the call upstream is cancelled: keep what was sampled until then."""
-        reading = Reading() if self._relay is None else self._relay.reading()
+        reading = self._reading()
         ending = Ending(CallStatus.CLIENT_GONE, reading, error="the client left before its reply ended")
         try:
             await self._recorder.record(self._call, ending)
@@ -90,12 +107,88 @@ class Exchange:
             self._complain(error)
 
     async def _outcome(self) -> Outcome:
+        outcome = await self._first_part()
+        while outcome is None:
+            outcome = await self._next_part()
+        return self._labelled(outcome)
+
+    async def _first_part(self) -> Outcome | None:
+        """None: the engine has broken the reply off, and it can be continued."""
         async with self._upstream.pauses.passage(self._call.target.route.policy):
             # The version that counts is the one in front of the engine, not the one in front of the gate.
             call = self._call = self._recorder.started(self._call)
+            self._version = call.announced
             return await self._asked(call)
 
-    async def _asked(self, call: Call) -> Outcome:
+    async def _next_part(self) -> Outcome | None:
+        """The same for the rest of a reply; from here on whatever happens has to be recorded."""
+        call, reading = self._call, self._reading()
+        try:
+            async with self._upstream.pauses.passage(call.target.route.policy):
+                self._version = self._recorder.announced.newest(call.target.route.policy)
+                body = self._parts.request(reading, self._recorder.salt(call))
+                name = f"{call.completion_id}-{len(self._parts.parts)}"
+                async with self._upstream.chat(call.target, body, name, COMPLETIONS.path) as response:
+                    return await self._rest(response, reading)
+        except (UpstreamError, BackpressureError) as error:
+            return _broken(reading, error)
+
+    async def _rest(self, response: httpx.Response, reading: Reading) -> Outcome | None:
+        if response.status_code != OK:
+            return _broken(reading, UpstreamError(f"its rest was refused with {response.status_code}", BAD_GATEWAY))
+        if self._relay is None:
+            return self._whole(await response.aread())
+        like = self._relay.aborted or {}
+        self._relay.go_on()
+        return await self._streamed(Rest(response.aiter_bytes(), like, reading.sampled_tokens), self._relay)
+
+    def _continues(self) -> bool:
+        """Whether a reply that is broken off is continued, and not told as it is."""
+        return self._call.served.wire is CHAT and self._upstream.pauses.continues(self._call.target.route.policy)
+
+    def _aborted(self, reading: Reading) -> Outcome | None:
+        """The engine has broken the reply off: None where it goes on."""
+        self._end_part(reading)
+        try:
+            left = self._parts.left(reading)
+        except CannotContinueError as error:
+            return _broken(reading, error)
+        if left is not None and left <= 0:
+            return self._truncated()
+        self._recorder.metrics.count("continued_replies")
+        return None
+
+    def _truncated(self) -> Outcome:
+        """All that was asked for was sampled before the engine broke off."""
+        if self._relay is None:
+            self._body["choices"][0]["finish_reason"] = TRUNCATED
+            return self._told(orjson.dumps(self._body), self._body)
+        like = self._relay.aborted or {}
+        self._relay.go_on()
+        self._relay.tell(end_chunk(like))
+        return Outcome(Ending(CallStatus.OK, self._relay.reading(), OK), self._relay.held)
+
+    def _end_part(self, reading: Reading) -> None:
+        route = self._call.target.route
+        span = version_span(route, reading.weight_versions[-1:], self._version, self._version)
+        self._parts.end_part(span.before, reading)
+
+    def _labelled(self, outcome: Outcome) -> Outcome:
+        """With the version of each part, where there are several."""
+        if not self._parts.parts:
+            return outcome
+        self._end_part(outcome.ending.reading)
+        parts = {"parts": len(self._parts.parts)}
+        return replace(outcome, ending=replace(outcome.ending, versions=self._parts.versions, metadata=parts))
+
+    def _reading(self) -> Reading:
+        """What was sampled so far."""
+        served = self._call.served
+        if self._relay is not None:
+            return self._relay.reading()
+        return Reading() if self._body is None else served.wire.read_body(self._body, served.prompt_ids)
+
+    async def _asked(self, call: Call) -> Outcome | None:
         served = call.served
         try:
             if served.stream and not served.streams:
@@ -106,16 +199,25 @@ class Exchange:
                 if self._relay is None:
                     return self._whole(await response.aread())
                 self._client.keep_alive(self._keep_alive_seconds)
-                return await self._streamed(response, self._relay)
+                return await self._streamed(response.aiter_bytes(), self._relay)
         except UpstreamError as error:
             return _unanswered(error)
 
-    def _whole(self, raw: bytes) -> Outcome:
-        served = self._call.served
+    def _whole(self, raw: bytes) -> Outcome | None:
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:
             return _broken(Reading(incomplete="not_json"))
+        if self._body is not None and error_of(body) is None:
+            body = joined(self._body, body)
+            raw = orjson.dumps(body)
+        if is_aborted(body) and self._continues():
+            self._body = body
+            return self._aborted(self._reading())
+        return self._told(raw, body)
+
+    def _told(self, raw: bytes, body: Any) -> Outcome:
+        served = self._call.served
         reading = served.wire.read_body(body, served.prompt_ids)
         if not reading.complete:
             return _broken(reading)
@@ -125,23 +227,25 @@ class Exchange:
         reply = shown if served.stream else Response(shown, OK, media_type=JSON)
         return Outcome(Ending(CallStatus.OK, reading, OK, response=stripped), reply)
 
-    async def _streamed(self, response: httpx.Response, relay: Relay) -> Outcome:
+    async def _streamed(self, pieces: AsyncIterator[bytes], relay: Relay) -> Outcome | None:
         trouble: UpstreamError | None = None
         try:
-            await self._pump(response, relay)
+            await self._pump(pieces, relay)
         except httpx.HTTPError as error:
             trouble = upstream_error(error, self._call.target)
         reading = relay.reading()
+        if relay.aborted is not None:
+            return self._aborted(reading)
         if not reading.complete:
             return _broken(reading, trouble)
         return Outcome(Ending(CallStatus.OK, reading, OK), relay.held)
 
-    async def _pump(self, response: httpx.Response, relay: Relay) -> None:
+    async def _pump(self, pieces: AsyncIterator[bytes], relay: Relay) -> None:
         """Forward until the body ends. After the last frame it is only read out, for a moment."""
         try:
             async with asyncio.timeout(None) as patience:
-                async for chunk in response.aiter_bytes():
-                    await self._client.forward(relay.feed(chunk))
+                async for piece in pieces:
+                    await self._client.forward(relay.feed(piece))
                     if relay.over and patience.when() is None:
                         patience.reschedule(asyncio.get_running_loop().time() + AFTER_DONE_SECONDS)
         except TimeoutError:
@@ -182,8 +286,9 @@ def _unanswered(error: UpstreamError) -> Outcome:
     return Outcome(Ending(CallStatus.ERROR, error=str(error)), RefusalError(error.status, str(error), retry=True))
 
 
-def _broken(reading: Reading, trouble: UpstreamError | None = None) -> Outcome:
+def _broken(reading: Reading, trouble: Exception | None = None) -> Outcome:
     """Status 200, and yet no whole reply."""
+    reading = replace(reading, incomplete=reading.incomplete or "no_terminal_frame")
     detail = reading.error or (str(trouble) if trouble is not None else "")
     message = f"{reading.incomplete}: {detail}" if detail else str(reading.incomplete)
     ending = Ending(CallStatus.INCOMPLETE, reading, OK, error=message)

@@ -34,6 +34,7 @@ class PausedTooLongError(BackpressureError):
 class _Gate:
     open: asyncio.Event = field(default_factory=asyncio.Event)
     mode: PauseMode | None = None
+    last: PauseMode | None = None
     since: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -89,13 +90,17 @@ class Pauses:
         """Calls of the policy that come now wait; a second pause only changes the mode."""
         gate = self._gate(policy)
         gate.since = self._now() if gate.mode is None else gate.since
-        gate.mode = mode
+        gate.mode = gate.last = mode
         gate.open.clear()
 
     def resume(self, policy: str) -> None:
         gate = self._gate(policy)
         gate.mode = None
         gate.open.set()
+
+    def continues(self, policy: str) -> bool:
+        """Whether a reply that the engine breaks off is one for capture to continue: the last pause said so."""
+        return self._gate(policy).last is PauseMode.ABORT_RESUME
 
     async def idle(self, policy: str, seconds: float) -> bool:
         """Wait until no call of the policy is in flight; False: ``seconds`` were over before."""

@@ -38,12 +38,19 @@ class Recorder:
         """The call as it goes to the engine now: its start and the version before it (RULES R1)."""
         route = call.target.route
         newest = self.announced.newest(route.policy)
-        served = salted(call.served, f"{route.policy}@{newest}") if route.cache_salt else call.served
+        salt = self.salt(call)
+        served = call.served if salt is None else salted(call.served, salt)
         return replace(call, started_at=self.clock.now(), announced=newest, served=served)
+
+    def salt(self, call: Call) -> str | None:
+        """What ties the engine's prefix cache to its weights; None: the route asks for none."""
+        route = call.target.route
+        return f"{route.policy}@{self.announced.newest(route.policy)}" if route.cache_salt else None
 
     async def record(self, call: Call, ending: Ending) -> None:
         """Append the call's record. Raises NotAcknowledgedError and RecordTooLargeError."""
         newest = self.announced.newest(call.target.route.policy)
+        ending = self._with_cache(call, ending)
         record = completion_record(call, ending, ended_at=self.clock.now(), announced=newest)
         value = fitting_bytes(record, COMPLETIONS.max_bytes)
         await self._append(record, encode(skeleton(record)) if value is None else value)
@@ -59,6 +66,15 @@ class Recorder:
             self.metrics.count("not_acknowledged")
             raise
         self.metrics.observe("ack_seconds", time.perf_counter() - started)
+
+    def _with_cache(self, call: Call, ending: Ending) -> Ending:
+        """Marked where its prompt was read from a cache that older weights may have filled."""
+        route, cached = call.target.route, ending.reading.cached_tokens
+        bound = route.cache_salt or route.version_source is VersionSource.FIXED
+        if not cached or bound or not self.announced.caches_may_be_stale(route.policy):
+            return ending
+        self.metrics.count("kv_maybe_stale", policy=route.policy)
+        return replace(ending, metadata={**ending.metadata, "kv_maybe_stale": True, "cached_tokens": cached})
 
     def _watch_version(self, call: Call, record: CompletionRecord) -> None:
         """Trained calls that stay at version 0 for ever: nobody announces, or under another name."""

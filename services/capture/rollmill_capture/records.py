@@ -16,6 +16,8 @@ from rollmill.models import (
     PolicyVersion,
     SampledChoice,
     SamplingParams,
+    VersionRuns,
+    total_length,
 )
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.engines import ReadChoice, Reading
@@ -50,6 +52,8 @@ class Ending:
     error: str | None = None
     response: bytes | None = None
     """The engine's answer without ids, as JSON; None for a stream."""
+    versions: VersionRuns | None = None
+    """Of the one choice of a reply in several parts; None: the call's own version."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -93,11 +97,17 @@ def _choice(call: Call, ending: Ending, choice: ReadChoice) -> SampledChoice:
         token_ids=choice.token_ids,
         logprobs=None if _unknown(choice) else choice.logprobs,
         message=choice.message,
+        versions=_versions(ending, choice),
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
         trainable=why is None,
         untrainable_reason=why,
     )
+
+
+def _versions(ending: Ending, choice: ReadChoice) -> VersionRuns | None:
+    versions = ending.versions
+    return versions if versions is not None and total_length(versions) == choice.tokens else None
 
 
 def _unknown(choice: ReadChoice) -> bool:

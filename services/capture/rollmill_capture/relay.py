@@ -5,33 +5,50 @@ From the frame on that completes the reply (the finish reason of its last choice
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from rollmill_capture.apis.answer import Voice
 from rollmill_capture.apis.reply import replayed
+from rollmill_capture.continuation import is_aborted, without_end
 from rollmill_capture.engines.reading import Reading
 from rollmill_capture.engines.stream import Assembler
 from rollmill_capture.served import ServedRequest
 from rollmill_capture.sse import Comment, EventParser, EventTooLargeError, ServerEvent
 
+_ABORT = b'"abort"'
+
 
 class Relay:
     """Feed it the upstream's bytes; it gives the frames for the client, in the words of ``voice``."""
 
-    def __init__(self, assembler: Assembler, voice: Voice, keep_alive: bytes) -> None:
+    def __init__(
+        self, assembler: Assembler, voice: Voice, keep_alive: bytes, continues: Callable[[], bool] = lambda: False
+    ) -> None:
         self._parser = EventParser()
         self._assembler = assembler
         self._voice = voice
         self._keep_alive = keep_alive
+        self._continues = continues
         self._held: list[bytes] = []
         self._done = False
+        self.aborted: dict[str, Any] | None = None
+        """The chunk with which the engine broke the reply off; what it says after that is passed over."""
+
+    def go_on(self) -> None:
+        """What is fed from now on is another stream, with the rest of the reply."""
+        self._parser, self._done, self.aborted = EventParser(), False, None
+
+    def tell(self, chunk: dict[str, Any]) -> bytes:
+        """Take in a chunk that no stream has brought; its frames."""
+        return self._chunk(ServerEvent(orjson.dumps(chunk)))
 
     @property
     def over(self) -> bool:
         """Nothing that follows matters: the stream said that it is done, or it failed."""
-        return self._done or self._assembler.failed or self._assembler.over
+        return self._done or self._assembler.failed or self._assembler.over or self.aborted is not None
 
     @property
     def held(self) -> bytes:
@@ -67,6 +84,9 @@ class Relay:
         except orjson.JSONDecodeError as error:
             self._assembler.fail("bad_frame", f"a frame of the stream is not JSON: {error}")
             return b""
+        if _ABORT in event.data and is_aborted(chunk) and self._continues():
+            chunk = self.aborted = without_end(chunk)
+            event = ServerEvent(orjson.dumps(chunk), event.name)
         self._assembler.add(chunk)
         if self._assembler.failed:
             return b""
@@ -79,10 +99,10 @@ class Relay:
         return b""
 
 
-def make_relay(served: ServedRequest) -> Relay:
-    """The relay of a call whose engine streams."""
+def make_relay(served: ServedRequest, continues: Callable[[], bool] = lambda: False) -> Relay:
+    """The relay of a call whose engine streams. ``continues``: whether a reply that is broken off goes on."""
     assembler = served.wire.assembler(served.choices, served.prompt_ids)
-    return Relay(assembler, served.answer.voice(), served.answer.shape.keep_alive)
+    return Relay(assembler, served.answer.voice(), served.answer.shape.keep_alive, continues)
 
 
 def as_stream(voice: Voice, body: dict[str, Any]) -> bytes:

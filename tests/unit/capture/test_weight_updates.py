@@ -205,3 +205,243 @@ async def test_calls_at_version_zero_are_counted() -> None:
     await rig.post(f"{ADMIN}/resume", {"version": [0, 1]})
     await rig.call()
     assert b'calls_at_version_zero_total{policy="policy"} 1.0' in rig.metrics.exposition()
+
+
+CHUNK = {"id": "chat-1", "object": "chat.completion.chunk", "created": 1, "model": "m-test"}
+PROMPT = [900, 903, 11]
+
+
+def told(ids: list[int], finish: str | None = None, *, first: bool = False) -> dict[str, Any]:
+    """A chunk of a chat's stream; the text of id n is ``<n>``."""
+    choice = {
+        "index": 0,
+        "delta": {"content": "".join(f"<{number}>" for number in ids), **({"role": "assistant"} if first else {})},
+        "logprobs": {"content": [{"token": f"<{number}>", "logprob": -number / 100} for number in ids]},
+        "finish_reason": finish,
+        "token_ids": ids,
+    }
+    return {**CHUNK, "choices": [choice], **({"prompt_token_ids": PROMPT} if first else {})}
+
+
+def rest(ids: list[int], finish: str | None) -> dict[str, Any]:
+    """A chunk of a completion's stream, or its body."""
+    choice = {
+        "index": 0,
+        "text": "".join(f"<{number}>" for number in ids),
+        "logprobs": {"tokens": [f"<{number}>" for number in ids], "token_logprobs": [-number / 100 for number in ids]},
+        "finish_reason": finish,
+        "token_ids": ids,
+    }
+    return {"id": "cmpl-9", "object": "text_completion", "model": "m-test", "choices": [choice]}
+
+
+def usage(prompt: int, completion: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def stream(*chunks: dict[str, Any]) -> httpx.Response:
+    frames = [b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks]
+    return httpx.Response(
+        200, content=b"".join([*frames, b"data: [DONE]\n\n"]), headers={"content-type": "text/event-stream"}
+    )
+
+
+def whole(chunk: dict[str, Any], **more: Any) -> httpx.Response:
+    """A chunk of a chat as a whole body."""
+    (choice,) = chunk["choices"]
+    message = {"role": "assistant", "content": choice.pop("delta")["content"]}
+    return httpx.Response(200, json={**chunk, "choices": [{**choice, "message": message}], **more})
+
+
+def aborted_stream(ids: list[int]) -> httpx.Response:
+    return stream(told(ids, first=True), told([], "abort"), {**CHUNK, "choices": [], "usage": usage(3, len(ids))})
+
+
+def rest_stream(ids: list[int], before: int, finish: str = "stop") -> httpx.Response:
+    ended = {**rest([], None), "choices": [], "usage": usage(3 + before, len(ids))}
+    return stream(rest(ids[:1], None), rest(ids[1:], finish), ended)
+
+
+async def streamed(rig: Rig, body: dict[str, Any]) -> list[dict[str, Any]]:
+    async with AsgiCall(rig.app, "POST", CALL, {**body, "stream": True}) as call, asyncio.timeout(WAIT):
+        raw = await call.rest()
+    frames = [frame.removeprefix(b"data: ") for frame in raw.split(b"\n\n") if frame]
+    assert frames[-1] == b"[DONE]" or b"error" in frames[-1], raw
+    return [orjson.loads(frame) for frame in frames if frame != b"[DONE]"]
+
+
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+async def resumed(rig: Rig, calls: int = 1) -> None:
+    """Calls are in flight; the policy is paused and the engine breaks them off; then new weights are there."""
+    async with asyncio.timeout(WAIT):
+        while len(rig.asked) < calls:  # noqa: ASYNC110  # a turn of the loop is enough
+            await asyncio.sleep(0)
+    await rig.post(f"{ADMIN}/pause", {"mode": "abort_resume"})
+    rig.engine.set()
+    await rig.waiting(calls)
+    assert len(rig.asked) == calls
+    await rig.post(f"{ADMIN}/resume", {"version": [0, 8]})
+
+
+def two_parts(record: CompletionRecord, ids: list[int], first: int) -> None:
+    choice = record.choices[0]
+    assert choice.token_ids is not None
+    assert choice.token_ids.tolist() == ids
+    assert choice.logprobs is not None
+    assert choice.logprobs.tolist() == pytest.approx([-number / 100 for number in ids])
+    assert (record.prompt_ids is not None and record.prompt_ids.tolist()) == PROMPT
+    assert record.versions_of(choice) == ((PolicyVersion(0, 7), first), (PolicyVersion(0, 8), len(ids) - first))
+    assert (record.policy.before, record.policy.after) == (PolicyVersion(0, 7), PolicyVersion(0, 8))
+    assert record.usage_completion_tokens == len(ids)
+    assert choice.trainable
+
+
+async def test_streams_that_the_engine_breaks_off_go_on_with_the_new_weights_as_one_reply() -> None:
+    rig = Rig()
+    rig.announced.learn("policy", PolicyVersion(0, 7))
+    rig.replies = [*(aborted_stream([21, 22]) for _ in range(4)), *(rest_stream([23, 24], 2) for _ in range(4))]
+    rig.engine.clear()
+    body = {**ASK, "temperature": 0.5, "stream_options": {"include_usage": True}}
+    calls = [asyncio.create_task(streamed(rig, body)) for _ in range(4)]
+    await resumed(rig, 4)
+    for chunks in await asyncio.gather(*calls):
+        assert text_of(chunks) == "<21><22><23><24>"
+        ends = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+        assert ends == ["stop"]
+        assert {chunk["id"] for chunk in chunks} == {"chat-1"}
+        assert chunks[-1]["usage"] == usage(3, 4)
+    asked = orjson.loads(rig.asked[-1].content)
+    assert rig.asked[-1].url.path == "/v1/completions"
+    assert (asked["prompt"], asked["max_tokens"], asked["temperature"]) == ([*PROMPT, 21, 22], 14, 0.5)
+    assert len({request.headers["x-request-id"] for request in rig.asked}) == 8
+    for record in rig.records:
+        two_parts(record, [21, 22, 23, 24], 2)
+        assert record.metadata["parts"] == 2
+
+
+async def test_a_whole_reply_goes_on_too() -> None:
+    rig = Rig()
+    rig.announced.learn("policy", PolicyVersion(0, 7))
+    ended = httpx.Response(200, json={**rest([23, 24], "stop"), "usage": usage(5, 2)})
+    rig.replies = [whole(told([21, 22], "abort", first=True), usage=usage(3, 2)), ended]
+    rig.engine.clear()
+    call = asyncio.create_task(rig.post(CALL, ASK))
+    await resumed(rig)
+    status, answer = await call
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "<21><22><23><24>")
+    assert (answer["choices"][0]["finish_reason"], answer["usage"]) == ("stop", usage(3, 4))
+    two_parts(rig.records[0], [21, 22, 23, 24], 2)
+
+
+@pytest.mark.parametrize("as_stream", [True, False])
+async def test_a_budget_that_is_used_up_ends_the_reply_as_truncated(as_stream: bool) -> None:
+    rig = Rig()
+    rig.pauses.pause("policy", PauseMode.ABORT_RESUME)
+    rig.pauses.resume("policy")
+    body = {**ASK, "max_tokens": 2}
+    if as_stream:
+        rig.replies = [aborted_stream([21, 22])]
+        chunks = await streamed(rig, body)
+        assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "length"
+    else:
+        rig.replies = [whole(told([21, 22], "abort", first=True))]
+        assert (await rig.post(CALL, body))[1]["choices"][0]["finish_reason"] == "length"
+    assert len(rig.asked) == 1
+    (record,) = rig.records
+    assert (record.choices[0].finish_reason, record.choices[0].trainable) == ("length", True)
+
+
+@pytest.mark.parametrize("as_stream", [True, False])
+@pytest.mark.parametrize(
+    "more", [{"tools": [{"type": "function"}]}, {"presence_penalty": 0.5}, {"n": 1, "guided_regex": "a"}]
+)
+async def test_what_cannot_be_continued_is_an_error_and_its_beginning_is_kept(
+    more: dict[str, Any], *, as_stream: bool
+) -> None:
+    rig = Rig()
+    rig.pauses.pause("policy", PauseMode.ABORT_RESUME)
+    rig.pauses.resume("policy")
+    rig.replies = [aborted_stream([21, 22]) if as_stream else whole(told([21, 22], "abort", first=True))]
+    if as_stream:
+        assert "error" in (await streamed(rig, {**ASK, **more}))[-1]
+    else:
+        assert (await rig.post(CALL, {**ASK, **more}))[0] == 502
+    (record,) = rig.records
+    assert (record.status.value, len(rig.asked)) == ("incomplete", 1)
+    assert record.choices[0].token_ids is not None
+    assert (record.choices[0].token_ids.tolist(), record.choices[0].trainable) == ([21, 22], False)
+
+
+async def test_a_rest_that_never_comes_is_recorded_as_far_as_it_went() -> None:
+    rig = Rig(pauses=Pauses(0.05))
+    rig.pauses.pause("policy", PauseMode.ABORT_RESUME)
+    rig.pauses.resume("policy")
+    rig.replies = [aborted_stream([21, 22]), httpx.Response(400, json={"error": {"message": "no"}})]
+    assert "error" in (await streamed(rig, ASK))[-1]
+    rig.replies = [aborted_stream([21, 22])]
+    rig.engine.clear()
+    call = asyncio.create_task(streamed(rig, ASK))
+    await asyncio.sleep(0)
+    rig.called.clear()
+    await rig.called.wait()
+    rig.pauses.pause("policy", PauseMode.ABORT_RESUME)
+    rig.engine.set()
+    assert "error" in (await call)[-1]
+    for record in rig.records:
+        assert record.status.value == "incomplete"
+        assert record.choices[0].token_ids is not None
+        assert record.choices[0].token_ids.tolist() == [21, 22]
+
+
+async def test_a_reply_can_be_broken_off_twice() -> None:
+    rig = Rig()
+    rig.announced.learn("policy", PolicyVersion(0, 7))
+    rig.pauses.pause("policy", PauseMode.ABORT_RESUME)
+    rig.pauses.resume("policy")
+    rig.replies = [aborted_stream([21]), rest_stream([22, 23], 1, "abort"), rest_stream([24, 25], 3)]
+    assert text_of(await streamed(rig, ASK)) == "<21><22><23><24><25>"
+    asked = [orjson.loads(request.content) for request in rig.asked[1:]]
+    assert [(item["prompt"][3:], item["max_tokens"]) for item in asked] == [([21], 15), ([21, 22, 23], 13)]
+    assert rig.records[0].usage_completion_tokens == 5
+
+
+async def test_a_limit_that_the_client_does_not_say_stays_the_models() -> None:
+    rig = Rig()
+    rig.pauses.pause("policy", PauseMode.ABORT_RESUME)
+    rig.pauses.resume("policy")
+    rig.replies = [aborted_stream([21]), rest_stream([22, 23], 1)]
+    await streamed(rig, {"model": "m-test", "messages": ASK["messages"]})
+    assert orjson.loads(rig.asked[1].content)["max_tokens"] is None
+
+
+async def test_without_such_an_update_an_abort_is_told_as_it_is() -> None:
+    rig = Rig(replies=[aborted_stream([21])])
+    chunks = await streamed(rig, ASK)
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "abort"
+    assert rig.records[0].choices[0].untrainable_reason == "partial:abort"
+
+
+def cached(tokens: int) -> httpx.Response:
+    more = {"prompt_tokens_details": {"cached_tokens": tokens}}
+    return httpx.Response(200, json={**REPLY, "usage": {**REPLY["usage"], **more}})
+
+
+@pytest.mark.parametrize(
+    ("route", "reset", "marked"),
+    [(Route(), False, True), (Route(), True, False), (Route(cache_salt=True), False, False)],
+)
+async def test_a_prompt_from_a_cache_that_may_be_older_than_the_weights_is_marked(
+    route: Route, *, reset: bool, marked: bool
+) -> None:
+    rig = Rig(CaptureSettings(default_route=route), replies=[cached(0), cached(8)])
+    rig.announced.learn("policy", PolicyVersion(0, 1))
+    await rig.call()
+    await rig.post(f"{ADMIN}/resume", {"version": [0, 2], "cache_reset": reset})
+    await rig.call()
+    first, second = rig.records
+    assert "kv_maybe_stale" not in first.metadata
+    assert second.metadata.get("kv_maybe_stale", False) is marked
+    assert second.metadata.get("cached_tokens", 8) == 8

@@ -130,6 +130,7 @@ class RootSoFar:
     prompt_ids: Any = None
     several_prompts: bool = False
     usage: tuple[int, int] | None = None
+    cached_tokens: int = 0
     weight_versions: list[str] = field(default_factory=list)
     model: str | None = None
 
@@ -157,6 +158,9 @@ class RootSoFar:
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if type(completion) is int and completion >= 0:
             self.usage = (prompt if type(prompt) is int else 0, completion)
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        self.cached_tokens = cached if type(cached) is int else self.cached_tokens
 
     def _add_version(self, metadata: Any) -> None:
         version = metadata.get("weight_version") if isinstance(metadata, dict) else None
@@ -177,6 +181,7 @@ class RootSoFar:
             prompt_ids=self._prompt(),
             several_prompts=self.several_prompts,
             usage=self.usage,
+            cached_tokens=self.cached_tokens,
             weight_versions=tuple(self.weight_versions),
             model=self.model,
             incomplete=incomplete,

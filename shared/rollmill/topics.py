@@ -19,6 +19,7 @@ from rollmill.models import (
     Evaluation,
     Outcome,
     PolicyAnnouncement,
+    RefillRequest,
     SessionEntry,
     TrainerEvent,
     Trajectory,
@@ -170,6 +171,19 @@ CUTS = Topic(
     "every decision of the batcher",
     KEEP_FOR_EVER,
 )
+REFILLS = Topic(
+    "refills",
+    "group id",
+    RefillRequest,
+    "refill_request",
+    JSON,
+    Partitioning.SINGLE,
+    MIB,
+    ("batcher",),
+    ("whoever drives rollouts",),
+    "groups that made no step, and why: rollouts wanted in their place",
+    WEEK,
+)
 POLICIES = Topic(
     "policies",
     "policy name",
@@ -253,6 +267,7 @@ REGISTRY: tuple[Topic, ...] = (
     TRAJECTORIES,
     BATCHES,
     CUTS,
+    REFILLS,
     POLICIES,
     ACKS,
     OUTCOMES,

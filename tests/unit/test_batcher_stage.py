@@ -400,7 +400,7 @@ def test_too_large_a_trace_is_excluded_and_counts() -> None:
 
 
 def test_a_step_takes_fewer_groups_where_its_table_would_not_fit() -> None:
-    task = task_of(groups_per_step=3, header_bytes=2000)
+    task = task_of(groups_per_step=3, header_bytes=3000)
     for name in ("g0", "g1", "g2"):
         feed(task, *pair(name))
     task.tick(200.0)

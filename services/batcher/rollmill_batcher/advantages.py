@@ -34,7 +34,7 @@ class Grpo(BaseAdvantage):
         self._eps, self._ddof, self._scale = eps, ddof, Scale(scale)
 
     def compute(self, rewards: Floats) -> Floats:
-        centred: Floats = rewards - rewards.mean()
+        centred = _centred(rewards)
         return centred / self._divisor(rewards) if self._scale is Scale.GROUP else centred
 
     def over_step(self, advantages: Floats, rewards: Floats) -> Floats:
@@ -47,6 +47,38 @@ class Grpo(BaseAdvantage):
         return float(rewards.std(ddof=self._ddof)) + self._eps
 
 
+class DrGrpo(BaseAdvantage):
+    """Reward minus group mean, divided by nothing (Liu et al. 2025, "Understanding R1-Zero-Like Training").
+
+    The other half of that paper, no division by a reply's length, is the loss weighting ``constant``.
+    """
+
+    def compute(self, rewards: Floats) -> Floats:
+        return _centred(rewards)
+
+
+class ReinforcePp(BaseAdvantage):
+    """Reward minus group mean, then divided by the deviation of these over the step (Hu 2025, REINFORCE++ baseline).
+
+    Without a KL term. ``eps`` is added to the sample variance, under the root. A rollout counts once in it, whatever
+    its number of tokens; that is the published formula where all replies are equally long.
+    """
+
+    def __init__(self, eps: float = 1e-8) -> None:
+        if eps < 0:
+            raise ValueError(f"eps must not be negative, but is {eps}")
+        self._eps = eps
+
+    def compute(self, rewards: Floats) -> Floats:
+        return _centred(rewards)
+
+    def over_step(self, advantages: Floats, rewards: Floats) -> Floats:  # noqa: ARG002  # by what was centred
+        if not advantages.any():
+            return advantages
+        whitened: Floats = (advantages - advantages.mean()) / np.sqrt(advantages.var(ddof=1) + self._eps)
+        return whitened
+
+
 class Rloo(BaseAdvantage):
     """Reward minus the mean of the other rollouts (Ahmadian et al. 2024): n / (n - 1) times the centred reward."""
 
@@ -57,9 +89,17 @@ class Rloo(BaseAdvantage):
 
 
 class NoAdvantage(BaseAdvantage):
-    """Zeros: the trainer normalises itself, from ``rewards`` and the group ids of the header's table."""
+    """Zeros: the trainer normalises itself, from ``group_index`` and the header's groups with all their rewards."""
 
     min_rollouts: ClassVar[int] = 1
 
     def compute(self, rewards: Floats) -> Floats:
         return np.zeros_like(rewards)
+
+
+def _centred(rewards: Floats) -> Floats:
+    """Exactly 0 where all are equal, whatever the rounding of their mean."""
+    if not np.ptp(rewards):
+        return np.zeros_like(rewards)
+    centred: Floats = rewards - rewards.mean()
+    return centred

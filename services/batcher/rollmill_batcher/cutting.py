@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rollmill.models import Cut, Disposition, outcome
 from rollmill.stream import Effects, Emit, StateView
-from rollmill.topics import BATCHES, CUTS, OUTCOMES
+from rollmill.topics import BATCHES, CUTS, OUTCOMES, REFILLS
 from rollmill_batcher.decisions import Decision, Exclusion
 from rollmill_batcher.groups import Group
 from rollmill_batcher.held import (
@@ -21,6 +21,8 @@ from rollmill_batcher.held import (
     progress_of,
 )
 from rollmill_batcher.progress import Progress
+from rollmill_batcher.refills import refill_requests
+from rollmill_batcher.reports import member_counts, trace_counts
 from rollmill_batcher.rules import Rules
 from rollmill_batcher.standing import JudgedGroup
 from rollmill_batcher.steps import MicroBatch, micro_batches
@@ -59,11 +61,17 @@ def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rule
         excluded=decision.tokens_excluded,
     )
     batches = micro_batches(decision.step, recorded, progress.clock, rules) if decision.step else ()
+    refills = [Emit(REFILLS, word.group_id, word, partition=0) for word in refill_requests(decision.closed, cut)]
     outcomes = [exclusion_emit(exclusion, cut.now) for exclusion in decision.exclusions]
     deltas = [done_delta(_marker(group, cut)) for group in decision.closed]
     forgotten = [done_key(done.group_id) for done in done_groups(state) if _is_past(done, cut, rules)]
     return Effects(
-        emits=(Emit(CUTS, _step_key(cut.step), recorded, partition=0), *outcomes, *map(_emit(cut.step), batches)),
+        emits=(
+            Emit(CUTS, _step_key(cut.step), recorded, partition=0),
+            *refills,
+            *outcomes,
+            *map(_emit(cut.step), batches),
+        ),
         deltas=(*deltas, progress_delta(_advanced(progress, recorded))),
         ends=(*(group_key(group.group.group_id) for group in decision.closed), *forgotten),
         counts=_counts(decision, batches),
@@ -131,4 +139,5 @@ def _counts(decision: Decision, batches: Sequence[MicroBatch]) -> dict[str, int]
     for group in decision.closed:
         name = f"groups_{group.state.value}"
         counts[name] = counts.get(name, 0) + 1
+    counts |= member_counts(decision.closed) | trace_counts(decision.closed)
     return {name: count for name, count in counts.items() if count}

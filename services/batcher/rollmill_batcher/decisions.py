@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollmill.models import Cut, Trajectory, Unit
-from rollmill_batcher.eligibility import TOO_LARGE, MemberVerdict
+from rollmill_batcher.eligibility import STALE, TOO_LARGE, MemberVerdict, TraceVerdict
 from rollmill_batcher.groups import READY, Group, GroupEvent, GroupState, moved
+from rollmill_batcher.ordering import ordered
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.rules import Rules
+from rollmill_batcher.selection import Selection, selected
 from rollmill_batcher.staleness import PolicyClock
 from rollmill_batcher.standing import (
     GROUP_EXPIRED,
@@ -24,7 +26,7 @@ from rollmill_batcher.standing import (
     state_of,
     usable,
 )
-from rollmill_batcher.table import row_bytes
+from rollmill_batcher.table import table_bytes
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,6 @@ class Decision:
         return dict(sorted(tokens.items()))
 
 
-@dataclass(frozen=True)
-class _Selection:
-    """``full``: no further group fits, by number or by the room for the step's table in a header."""
-
-    taken: tuple[JudgedGroup, ...] = ()
-    failed: tuple[JudgedGroup, ...] = ()
-    full: bool = False
-
-
 def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: Rules) -> Decision:
     """What ``cut`` does with the waiting ``groups``, in whatever order they are given.
 
@@ -80,9 +73,10 @@ def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: Rules) 
     waiting = sorted(groups, key=lambda group: (group.opened_at, group.group_id))
     states = {group.group_id: state_of(group, moment, rules) for group in waiting}
     expired = tuple(_expired(group, moment) for group in waiting if states[group.group_id] is GroupState.EXPIRED)
-    selection = _Selection()
+    selection = Selection()
     if cut.queued_steps < rules.steps_ahead:
-        selection = _select(_examined(waiting, states, moment, rules), rules)
+        offered = ordered(waiting, rules.order, clock, cut.seed)
+        selection = selected(_examined(offered, states, moment, rules), rules)
     taken = selection.taken if selection.full or cut.flush else ()
     step = tuple(group.after(GroupEvent.TAKEN) for group in taken)
     closed = (*expired, *selection.failed, *step)
@@ -102,39 +96,15 @@ def _expired(group: Group, moment: Moment) -> JudgedGroup:
 def _examined(
     waiting: Sequence[Group], states: Mapping[str, GroupState], moment: Moment, rules: Rules
 ) -> Iterator[JudgedGroup]:
-    """The groups that are ready, oldest first: as they are, or failed. Lazy: a step looks at few of them."""
+    """The groups that are ready, in the order given: as they are, or failed. Lazy: a step looks at few of them."""
     for group in waiting:
         state = states[group.group_id]
         if state is GroupState.OPEN and grows_stale(group, moment, rules):
             state = moved(state, GroupEvent.GROWING_STALE)
         if state in READY:
             found = usable(judged(group, state, moment.gate), rules)
-            too_large = found.state in READY and _table_bytes(found) > rules.header_bytes
+            too_large = found.state in READY and table_bytes(found) > rules.header_bytes
             yield found.after(GroupEvent.UNUSABLE, TOO_LARGE) if too_large else found
-
-
-def _select(examined: Iterator[JudgedGroup], rules: Rules) -> _Selection:
-    """The first usable groups that a step has room for, and the failed ones met on the way."""
-    taken: list[JudgedGroup] = []
-    failed: list[JudgedGroup] = []
-    room = rules.header_bytes
-    for group in examined:
-        if group.state is GroupState.FAILED:
-            failed.append(group)
-            continue
-        room -= _table_bytes(group)
-        if room < 0:
-            return _Selection(tuple(taken), tuple(failed), full=True)
-        taken.append(group)
-        if len(taken) == rules.groups_per_step:
-            return _Selection(tuple(taken), tuple(failed), full=True)
-    return _Selection(tuple(taken), tuple(failed))
-
-
-def _table_bytes(group: JudgedGroup) -> int:
-    return sum(
-        row_bytes(verdict.member, trained.trace.units()) for verdict in group.members for trained in verdict.trained
-    )
 
 
 def _exclusions(group: JudgedGroup) -> list[Exclusion]:
@@ -148,8 +118,14 @@ def _exclusions(group: JudgedGroup) -> list[Exclusion]:
 def _member_exclusions(verdict: MemberVerdict, group: JudgedGroup) -> list[Exclusion]:
     units: dict[str, tuple[Unit, ...]] = {}
     for trace in verdict.traces:
-        reason = trace.reason or group.reason
-        if reason is not None:
-            units[reason] = (*units.get(reason, ()), *trace.trace.units())
+        for reason, own in _left_out(trace, group):
+            units[reason] = (*units.get(reason, ()), *own)
     member = verdict.member
     return [Exclusion(member.session_id, member.attempt, reason, those) for reason, those in units.items()]
+
+
+def _left_out(trace: TraceVerdict, group: JudgedGroup) -> list[tuple[str, tuple[Unit, ...]]]:
+    """What of a trace does not train, by reason: all of it, or its stale tokens."""
+    reason = trace.reason or group.reason
+    whole = [] if reason is None else [(reason, trace.units)]
+    return [*whole, (STALE, trace.stale)] if trace.stale else whole

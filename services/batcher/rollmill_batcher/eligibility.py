@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from rollmill.models import Trace, Trajectory, TrajectoryStatus
+from rollmill.models import Trace, TraceTurn, Trajectory, TrajectoryStatus, Unit
+from rollmill_batcher.masking import Masked, masked
 from rollmill_batcher.staleness import PolicyClock, Staleness
 from rollmill_batcher.tensors import record_bytes
 
@@ -16,6 +17,10 @@ TRACE_NOT_GRADED = "trace_not_graded"
 TRUNCATED = "truncated"
 TOO_LARGE = "too_large"
 STALE = "stale"
+RAW_LOG_PROBS = "raw_log_probs"
+FILTERED_LOG_PROBS = "filtered_log_probs"
+NO_TRACES = "no_traces"
+UNGRADED = "ungraded"
 
 
 class Treatment(StrEnum):
@@ -47,6 +52,8 @@ class Gate:
     clock: PolicyClock
     tokens: int
     nbytes: int
+    filtered_log_probs: bool = False
+    """True: replies sampled with top_p below 1 train, although a trainer's log-probs are not filtered."""
 
     def without_staleness(self) -> Gate:
         return replace(self, staleness=Staleness())
@@ -58,7 +65,18 @@ class TraceVerdict:
 
     index: int
     trace: Trace
+    """As it trains: with mask 0 at the tokens of ``stale``."""
     reason: str | None
+    stale: tuple[Unit, ...] = ()
+    """Left out because of their age while the rest of the trace trains."""
+    age: float = 0.0
+    """By the basis of the staleness rule, over what trains."""
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """What the verdict is about: of a trace that trains, what trains."""
+        units = self.trace.units()
+        return tuple(unit for unit in units if unit not in self.stale) if self.stale else units
 
 
 @dataclass(frozen=True)
@@ -74,6 +92,18 @@ class MemberVerdict:
     def trained(self) -> tuple[TraceVerdict, ...]:
         return tuple(verdict for verdict in self.traces if verdict.reason is None)
 
+    @property
+    def failure(self) -> str | None:
+        """Why it does not count: no grade, which is a failure of the infrastructure, or nothing to count.
+
+        None for a policy that failed: a wrong answer, a crash or a timeout that was graded counts.
+        """
+        if self.counts:
+            return None
+        if self.reward is None:
+            return f"{UNGRADED}:{self.member.ungraded_reason or 'unknown'}"
+        return self.member.status.value.lower() if self.traces else NO_TRACES
+
 
 def counts(member: Trajectory, treatments: Treatments) -> bool:
     """Graded, with at least one trace, and not excluded by the table."""
@@ -85,11 +115,28 @@ def counts(member: Trajectory, treatments: Treatments) -> bool:
 
 
 def judge(member: Trajectory, gate: Gate) -> MemberVerdict:
-    whole = _member_reason(member, gate.treatments)
-    traces = tuple(
-        TraceVerdict(index, trace, whole or _trace_reason(trace, gate)) for index, trace in enumerate(member.traces)
-    )
-    return MemberVerdict(member, counts(member, gate.treatments), member.outcome_reward, traces)
+    counted = counts(member, gate.treatments)
+    whole = _member_reason(member, gate.treatments) or (None if counted else TRUNCATED)
+    traces = tuple(_verdict(index, trace, whole, gate) for index, trace in enumerate(member.traces))
+    return MemberVerdict(member, counted, member.outcome_reward, traces)
+
+
+def _verdict(index: int, trace: Trace, whole: str | None, gate: Gate) -> TraceVerdict:
+    reason = whole or _trace_reason(trace, gate)
+    if reason is not None:
+        return TraceVerdict(index, trace, reason)
+    kept = _inside_the_limit(trace, gate)
+    if not kept.trace.trained_tokens:
+        return TraceVerdict(index, trace, STALE)
+    age = gate.clock.age_of(kept.trace, gate.staleness.basis)
+    return TraceVerdict(index, kept.trace, None, kept.stale, age)
+
+
+def _inside_the_limit(trace: Trace, gate: Gate) -> Masked:
+    limit = gate.staleness.limit
+    if not gate.staleness.masks or limit is None:
+        return Masked(trace, trace.units(), ())
+    return masked(trace, lambda version: gate.clock.age(version) > limit)
 
 
 def _treatment(member: Trajectory, treatments: Treatments) -> Treatment:
@@ -102,7 +149,7 @@ def _member_reason(member: Trajectory, treatments: Treatments) -> str | None:
     if member.status is TrajectoryStatus.ERROR and treatments.error is not Treatment.TRAIN:
         return "error"
     if member.outcome_reward is None:
-        return f"ungraded:{member.ungraded_reason or 'unknown'}"
+        return f"{UNGRADED}:{member.ungraded_reason or 'unknown'}"
     if member.status is TrajectoryStatus.TIMEOUT and treatments.timeout is not Treatment.TRAIN:
         return "timeout"
     return None
@@ -123,8 +170,22 @@ def _trace_reasons(trace: Trace, gate: Gate) -> Iterator[str]:
         yield TRUNCATED
     if len(trace.prompt_ids) + len(trace.response_ids) > gate.tokens or record_bytes(trace) > gate.nbytes:
         yield TOO_LARGE
-    if gate.staleness.drops(gate.clock.age_of(trace)):
+    yield from _log_prob_reasons(trace, gate)
+    if gate.staleness.drops(gate.clock.age_of(trace, gate.staleness.basis)):
         yield STALE
+
+
+def _log_prob_reasons(trace: Trace, gate: Gate) -> Iterator[str]:
+    """Log-probs that a trainer cannot reproduce: taken before the temperature, or after a filter of tokens."""
+    trained = [turn for turn in trace.turns if turn.trained]
+    if any(turn.logprobs_mode == "raw" and turn.temperature not in (None, 1.0) for turn in trained):
+        yield RAW_LOG_PROBS
+    if not gate.filtered_log_probs and any(map(_is_filtered, trained)):
+        yield FILTERED_LOG_PROBS
+
+
+def _is_filtered(turn: TraceTurn) -> bool:
+    return turn.logprobs_mode == "processed" and turn.top_p is not None and turn.top_p < 1.0
 
 
 def _is_truncated(trace: Trace) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
-from rollmill.models import Trajectory
+from rollmill.models import PolicyVersion, Trajectory
 
 
 class GroupState(StrEnum):
@@ -114,6 +114,12 @@ class Group:
     @cached_property
     def last_end(self) -> float:
         return max(member.closed_at for member in self.members)
+
+    @cached_property
+    def oldest(self) -> PolicyVersion | None:
+        """Of all trainable tokens of the current members; None where there is none."""
+        versions = (trace.oldest_version for member in self.current for trace in member.traces)
+        return min((version for version in versions if version is not None), default=None)
 
     @property
     def sessions(self) -> tuple[tuple[str, int], ...]:

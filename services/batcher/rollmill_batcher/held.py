@@ -100,7 +100,13 @@ def done_groups(state: StateView[Held]) -> Iterator[DoneGroup]:
 def slim(trajectory: Trajectory) -> Trajectory:
     """Only what a step needs: ids, masks, log-probs, versions, turns and rewards; no text."""
     spec = trajectory.spec
-    kept = SessionSpec(group_id=spec.group_id, group_size=spec.group_size, policy=spec.policy)
+    kept = SessionSpec(
+        group_id=spec.group_id,
+        group_size=spec.group_size,
+        policy=spec.policy,
+        task_id=spec.task_id,
+        dataset=spec.dataset,
+    )
     reward = trajectory.outcome_reward
     return trajectory.model_copy(
         update={

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from rollmill.strategies import BaseAdvantage
 from rollmill_batcher.eligibility import Gate, Treatments
+from rollmill_batcher.ordering import StepOrder
 from rollmill_batcher.packing import Size
 from rollmill_batcher.staleness import PolicyClock, Staleness
 from rollmill_batcher.weights import LossWeighting
@@ -27,6 +29,13 @@ class GroupRules:
     late_window_seconds: float = 21600.0
 
 
+class Credit(StrEnum):
+    """Whose reward makes an advantage: one for all traces of a rollout, or each trace's own."""
+
+    ROLLOUT = "rollout"
+    TRACE = "trace"
+
+
 @dataclass(frozen=True)
 class Learning:
     """How rewards become the numbers of a loss. ``constant`` is the length of `LossWeighting.CONSTANT`."""
@@ -35,6 +44,7 @@ class Learning:
     advantage: BaseAdvantage
     weighting: LossWeighting = LossWeighting.TOKEN_MEAN
     constant: float = 1024.0
+    credit: Credit = Credit.ROLLOUT
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,10 @@ class Rules:
     staleness: Staleness = field(default_factory=Staleness)
     treatments: Treatments = field(default_factory=Treatments)
     groups_per_step: int = 8
+    tokens_per_step: int | None = None
+    """Instead of a number of groups: as many as have no more tokens together, at least one."""
+    order: StepOrder = StepOrder.FIFO
+    filtered_log_probs: bool = False
     steps_ahead: int = 1
     world_size: int = 1
     micro_batch: Size = field(default_factory=lambda: Size(16384, MICRO_BATCH_BYTES))
@@ -58,7 +72,8 @@ class Rules:
     seed: int = 0
 
     def gate(self, clock: PolicyClock) -> Gate:
-        return Gate(self.treatments, self.staleness, clock, self.micro_batch.tokens, self.micro_batch.nbytes)
+        size = self.micro_batch
+        return Gate(self.treatments, self.staleness, clock, size.tokens, size.nbytes, self.filtered_log_probs)
 
     def seed_of(self, step: int) -> int:
         """Of one step's randomness: a function of run, seed and step (RULES E3)."""

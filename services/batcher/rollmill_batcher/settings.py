@@ -8,13 +8,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from rollmill.errors import ConfigurationError, InvalidInputError
-from rollmill.models import StrategySpec
+from rollmill.models import StalenessBasis, StrategySpec
 from rollmill.settings import ServiceSettings
 from rollmill.strategies import BaseAdvantage, advantage_registry
 from rollmill.topics import TRAJECTORIES
 from rollmill_batcher.eligibility import Treatment, Treatments
+from rollmill_batcher.ordering import StepOrder
 from rollmill_batcher.packing import Size
-from rollmill_batcher.rules import MICRO_BATCH_BYTES, GroupRules, Learning, Rules
+from rollmill_batcher.rules import MICRO_BATCH_BYTES, Credit, GroupRules, Learning, Rules
 from rollmill_batcher.staleness import Staleness, StalenessAction
 from rollmill_batcher.weights import LossWeighting
 
@@ -28,6 +29,10 @@ class BatcherSettings(ServiceSettings):
     """The one policy of the run; trajectories of another are excluded as ``other_policy`` (RULES A8)."""
     groups_per_step: PositiveInt = 8
     """A step waits for so many usable groups."""
+    tokens_per_step: PositiveInt | None = None
+    """Instead: a step is full with the last group that keeps its tokens, prompts included, below this."""
+    step_order: StepOrder = StepOrder.FIFO
+    """Which of the waiting groups a step takes first."""
     min_k: PositiveInt = 2
     """Graded members that make a group usable at its deadline."""
     group_deadline_seconds: float = Field(default=7200.0, gt=0)
@@ -41,6 +46,10 @@ class BatcherSettings(ServiceSettings):
     max_staleness: NonNegativeInt | None = 4
     """Most versions between sampling and training, inclusive. None: no limit."""
     staleness_action: StalenessAction = StalenessAction.DROP
+    staleness_basis: StalenessBasis = StalenessBasis.OLDEST
+    """Of which trained tokens of a trace the age is compared with the limit."""
+    accept_filtered_log_probs: bool = False
+    """True: replies sampled with top_p below 1 train, although the trainer's log-probs are of all tokens."""
     steps_ahead: PositiveInt = 1
     """Steps cut and not yet acknowledged: more hides latency and costs staleness."""
     world_size: PositiveInt = 1
@@ -51,6 +60,8 @@ class BatcherSettings(ServiceSettings):
     """Registered name, or ``module:ClassName``."""
     advantage_config: dict[str, Any] = Field(default_factory=dict)
     """Constructor arguments of the strategy, JSON in the environment."""
+    credit: Credit = Credit.ROLLOUT
+    """``trace``: an advantage is of the trace's own reward, where traces are graded one by one."""
     loss_weighting: LossWeighting = LossWeighting.TOKEN_MEAN
     loss_constant: float = Field(default=1024.0, gt=0)
     """Length that ``constant`` divides by."""
@@ -97,11 +108,14 @@ class BatcherSettings(ServiceSettings):
         return Rules(
             run=self.run,
             policy=self.policy,
-            learning=Learning(self.advantage, self._strategy(), self.loss_weighting, self.loss_constant),
+            learning=Learning(self.advantage, self._strategy(), self.loss_weighting, self.loss_constant, self.credit),
             groups=self._group_rules(),
-            staleness=Staleness(self.max_staleness, self.staleness_action),
+            staleness=Staleness(self.max_staleness, self.staleness_action, self.staleness_basis),
             treatments=Treatments(self.on_error, self.on_timeout, self.on_truncated),
             groups_per_step=self.groups_per_step,
+            tokens_per_step=self.tokens_per_step,
+            order=self.step_order,
+            filtered_log_probs=self.accept_filtered_log_probs,
             steps_ahead=self.steps_ahead,
             world_size=self.world_size,
             micro_batch=Size(self.micro_batch_tokens, MICRO_BATCH_BYTES),

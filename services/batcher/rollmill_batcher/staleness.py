@@ -6,16 +6,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rollmill.models import PolicyVersion, Trace, staleness
+from rollmill.models import PolicyVersion, StalenessBasis, Trace, staleness, trace_age
 
 UNANNOUNCED = PolicyVersion()
 """Version of tokens without a label: the oldest that there is."""
 
 
 class StalenessAction(StrEnum):
-    """What happens to a trace beyond the limit."""
+    """``drop``: a trace over the limit is not trained; ``mask``: its tokens over the limit are not.
+
+    ``weight``: nothing is left out, a trace of age s weighs 1 / (s + 1); ``keep``: nothing happens.
+    """
 
     DROP = "drop"
+    MASK = "mask"
+    WEIGHT = "weight"
+    KEEP = "keep"
+
+
+LIMITING = frozenset({StalenessAction.DROP, StalenessAction.MASK})
 
 
 @dataclass(frozen=True)
@@ -24,13 +33,28 @@ class Staleness:
 
     limit: int | None = None
     action: StalenessAction = StalenessAction.DROP
+    basis: StalenessBasis = StalenessBasis.OLDEST
 
-    def drops(self, age: int) -> bool:
+    @property
+    def enforced(self) -> int | None:
+        """The limit, where something is left out because of it."""
+        return self.limit if self.action in LIMITING else None
+
+    @property
+    def masks(self) -> bool:
+        return self.limit is not None and self.action is StalenessAction.MASK
+
+    def drops(self, age: float) -> bool:
+        """Whether all of a trace of this age is left out."""
         return self.limit is not None and self.action is StalenessAction.DROP and age > self.limit
 
-    def is_last_chance(self, age: int) -> bool:
+    def is_last_chance(self, age: float) -> bool:
         """Inside the limit now, outside with the next version."""
-        return age == self.limit
+        return self.enforced is not None and self.enforced - 1 < age <= self.enforced
+
+    def weight(self, age: float) -> float:
+        """Factor of a trace's loss weight. A token of a version yet to be announced has age 0."""
+        return 1.0 / (max(age, 0.0) + 1.0) if self.action is StalenessAction.WEIGHT else 1.0
 
 
 @dataclass(frozen=True)
@@ -48,18 +72,43 @@ class PolicyClock:
         """
         return staleness(sampled, self.version, self.forks) + self.queued_steps
 
-    def age_of(self, trace: Trace) -> int:
-        """Age of the oldest trainable token."""
-        return self.age(oldest_version(trace))
+    def ages(self, trace: Trace) -> dict[int, int]:
+        """Trained tokens by age; a trace without labels is of the oldest version."""
+        counts: dict[int, int] = {}
+        for version, tokens in (trace.versions_trained or {UNANNOUNCED: trace.trained_tokens}).items():
+            age = self.age(version)
+            counts[age] = counts.get(age, 0) + tokens
+        return counts
+
+    def age_of(self, trace: Trace, basis: StalenessBasis = StalenessBasis.OLDEST) -> float:
+        return trace_age(self.ages(trace), basis)
 
     def histogram(self, traces: Iterable[Trace]) -> dict[int, int]:
         """Trained tokens by age, ascending."""
         counts: dict[int, int] = {}
         for trace in traces:
-            for version, tokens in trace.versions_trained.items():
-                age = self.age(version)
+            for age, tokens in self.ages(trace).items():
                 counts[age] = counts.get(age, 0) + tokens
         return dict(sorted(counts.items()))
+
+
+@dataclass(frozen=True)
+class AgeSplit:
+    """Traces by the versions that passed while they were sampled, and by those that passed while they waited."""
+
+    generation: Mapping[int, int]
+    queue: Mapping[int, int]
+
+
+def age_split(clock: PolicyClock, traces: Iterable[Trace]) -> AgeSplit:
+    generation: dict[int, int] = {}
+    queue: dict[int, int] = {}
+    for trace in traces:
+        ages = clock.ages(trace)
+        newest, spent = min(ages), max(ages) - min(ages)
+        generation[spent] = generation.get(spent, 0) + 1
+        queue[newest] = queue.get(newest, 0) + 1
+    return AgeSplit(dict(sorted(generation.items())), dict(sorted(queue.items())))
 
 
 def oldest_version(trace: Trace) -> PolicyVersion:

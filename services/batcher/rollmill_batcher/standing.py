@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,17 @@ class JudgedGroup:
         return [m.reward for m in self.members if m.counts and m.reward is not None]
 
     @property
+    def failures(self) -> dict[str, int]:
+        """Members that do not count, by reason."""
+        return dict(sorted(Counter(member.failure for member in self.members if member.failure).items()))
+
+    @property
+    def tokens(self) -> int:
+        """Prompts and responses of the traces that train."""
+        traces = (verdict.trace for member in self.members for verdict in member.trained)
+        return sum(len(trace.prompt_ids) + len(trace.response_ids) for trace in traces)
+
+    @property
     def trains(self) -> bool:
         return any(member.trained for member in self.members)
 
@@ -58,7 +70,8 @@ def grows_stale(group: Group, moment: Moment, rules: Rules) -> bool:
     if not rules.groups.close_before_stale or _counted(group, rules) < _min_k(group, rules):
         return False
     traces = [v.trace for member in group.current for v in judge(member, moment.gate).trained]
-    return any(rules.staleness.is_last_chance(moment.gate.clock.age_of(trace)) for trace in traces)
+    ages = (moment.gate.clock.age_of(trace, rules.staleness.basis) for trace in traces)
+    return any(map(rules.staleness.is_last_chance, ages))
 
 
 def judged(group: Group, state: GroupState, gate: Gate) -> JudgedGroup:

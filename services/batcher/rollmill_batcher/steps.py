@@ -6,20 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from rollmill.errors import ConfigurationError
-from rollmill.models import BatchHeader, Cut
+from rollmill.models import BatchHeader, Cut, Trace
+from rollmill_batcher.credit import Advantages, advantages
 from rollmill_batcher.packing import Bin, plan
-from rollmill_batcher.rules import Learning, Rules
-from rollmill_batcher.staleness import PolicyClock
+from rollmill_batcher.rules import Rules
+from rollmill_batcher.staleness import PolicyClock, Staleness, age_split
 from rollmill_batcher.standing import JudgedGroup
-from rollmill_batcher.table import TrainedTrace, table_of
+from rollmill_batcher.table import TrainedTrace, group_row, table_of
 from rollmill_batcher.tensors import Line, dump, filler, pack
 from rollmill_batcher.weights import denominators, loss_weights
-
-Advantages = dict[tuple[str, int], float]
-"""By (session, attempt)."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +30,32 @@ class MicroBatch:
 
 def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rules: Rules) -> tuple[MicroBatch, ...]:
     """The records of a step, the same number for every rank. ``cut`` has its batch id; ``step`` trains something."""
-    traces = _trained(step, advantages(step, rules.learning))
+    traces = _trained(step, advantages(step, rules.learning), rules.staleness)
     shares = [trace.share for trace in traces]
-    weights = loss_weights(rules.learning.weighting, shares, rules.learning.constant)
+    plain = loss_weights(rules.learning.weighting, shares, rules.learning.constant)
+    weights = [weight * trace.decay for weight, trace in zip(plain, traces, strict=True)]
     places = plan([trace.size for trace in traces], rules.micro_batch, rules.world_size, cut.seed)
     real = sum(bool(members) for share in places for members in share)
     header = BatchHeader(
         **_of_cut(cut, clock, rules),
         micro_batches=len(places[0]),
         denominators=denominators(rules.learning.weighting, shares, weights),
-        staleness_histogram=clock.histogram(trace.trace for trace in traces),
+        **_ages(clock, [trace.trace for trace in traces]),
         packing_efficiency=sum(trace.tokens for trace in traces) / (real * rules.micro_batch.tokens),
         table=table_of(traces, weights, places),
+        groups=tuple(map(group_row, step)),
     )
-    lines = [Line(t.trace, row, t.advantage, weights[row]) for row, t in enumerate(traces)]
+    lines = [Line(t.trace, row, t.advantage, weights[row], t.group, t.session) for row, t in enumerate(traces)]
     return tuple(_records(header, lines, places))
+
+
+def _ages(clock: PolicyClock, traces: Sequence[Trace]) -> dict[str, Any]:
+    split = age_split(clock, traces)
+    return {
+        "staleness_histogram": clock.histogram(traces),
+        "generation_ages": split.generation,
+        "queue_ages": split.queue,
+    }
 
 
 def _of_cut(cut: Cut, clock: PolicyClock, rules: Rules) -> dict[str, Any]:
@@ -64,39 +70,30 @@ def _of_cut(cut: Cut, clock: PolicyClock, rules: Rules) -> dict[str, Any]:
         "micro_batch": 0,
         "policy_version": cut.policy_version,
         "forks": dict(clock.forks),
-        "max_staleness": rules.staleness.limit,
+        "max_staleness": rules.staleness.enforced,
+        "staleness_basis": rules.staleness.basis,
+        "staleness_action": rules.staleness.action.value,
         "queued_steps": cut.queued_steps,
         "advantage": rules.learning.name,
+        "credit": rules.learning.credit.value,
         "loss_weighting": rules.learning.weighting.value,
     }
 
 
-def advantages(step: Sequence[JudgedGroup], learning: Learning) -> Advantages:
-    """Of every rollout that counts, whether it trains or not; a rollout counts once (RULES A1).
-
-    Raises ConfigurationError where a strategy returns another number of values, or one that is not finite.
-    """
-    rewards = [np.array(group.rewards, dtype=np.float64) for group in step]
-    by_group = [learning.advantage.compute(values) for values in rewards]
-    every, counted = np.concatenate(rewards), [m.member for group in step for m in group.members if m.counts]
-    values = learning.advantage.over_step(np.concatenate(by_group), every)
-    if values.shape != every.shape or not np.isfinite(values).all():
-        raise ConfigurationError(
-            f"advantage strategy {learning.name!r} made {values.shape} values for {every.shape} rewards, "
-            "or one that is not finite"
-        )
-    return {(m.session_id, m.attempt): float(value) for m, value in zip(counted, values, strict=True)}
-
-
-def _trained(step: Sequence[JudgedGroup], by_rollout: Advantages) -> list[TrainedTrace]:
-    """Traces in the order of groups, sessions and traces."""
+def _trained(step: Sequence[JudgedGroup], by_trace: Advantages, staleness: Staleness) -> list[TrainedTrace]:
+    """Traces in the order of groups, sessions and traces; rollouts are numbered in the same order."""
+    rollouts = [(place, member) for place, group in enumerate(step) for member in group.members if member.trained]
     return [
         TrainedTrace(
-            verdict.member, trace.index, trace.trace, by_rollout[verdict.member.session_id, verdict.member.attempt]
+            member,
+            trace,
+            place,
+            session,
+            by_trace[member.member.session_id, member.member.attempt, trace.index],
+            staleness.weight(trace.age),
         )
-        for group in step
-        for verdict in group.members
-        for trace in verdict.trained
+        for session, (place, member) in enumerate(rollouts)
+        for trace in member.trained
     ]
 
 

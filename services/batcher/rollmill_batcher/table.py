@@ -5,25 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollmill.models import Trace, TraceRow, Trajectory, Unit
+import numpy as np
+
+from rollmill.models import GroupRow, Trace, TraceRow
+from rollmill_batcher.eligibility import MemberVerdict, TraceVerdict
 from rollmill_batcher.packing import Bin, Size
 from rollmill_batcher.staleness import oldest_version
+from rollmill_batcher.standing import JudgedGroup
 from rollmill_batcher.tensors import record_bytes
 from rollmill_batcher.weights import Share
 
-ROW_BYTES = 320
+ROW_BYTES = 384
 UNIT_BYTES = 64
-"""Of a row and of a unit as escaped JSON, ids apart; upper bounds."""
+GROUP_BYTES = 256
+REWARD_BYTES = 32
+"""Of a row, a unit, a group and a reward in it as escaped JSON, ids apart; upper bounds."""
 
 
 @dataclass(frozen=True)
 class TrainedTrace:
-    """A trace of a step before its place is known."""
+    """A trace of a step before its place is known. ``group`` and ``session`` count over the step."""
 
-    member: Trajectory
-    index: int
-    trace: Trace
+    member: MemberVerdict
+    verdict: TraceVerdict
+    group: int
+    session: int
     advantage: float
+    decay: float = 1.0
+    """Of the loss weight, by age."""
+
+    @property
+    def trace(self) -> Trace:
+        return self.verdict.trace
 
     @property
     def tokens(self) -> int:
@@ -35,14 +48,31 @@ class TrainedTrace:
 
     @property
     def share(self) -> Share:
-        rollout = (self.member.session_id, self.member.attempt)
-        return Share(self.member.group_id, rollout, self.trace.trained_tokens)
+        rollout = self.member.member
+        return Share(rollout.group_id, (rollout.session_id, rollout.attempt), self.trace.trained_tokens)
 
 
-def row_bytes(member: Trajectory, units: Sequence[Unit]) -> int:
-    """Bytes of one row in a record, an upper bound."""
-    ids = len(member.session_id) + len(member.group_id) + sum(len(unit.completion_id) for unit in units)
-    return ROW_BYTES + UNIT_BYTES * len(units) + ids
+def table_bytes(group: JudgedGroup) -> int:
+    """Bytes of a group and of its rows in a record, an upper bound."""
+    rows = sum(_row_bytes(member, trace) for member in group.members for trace in member.trained)
+    reasons = sum(len(reason) + REWARD_BYTES for reason in group.failures)
+    return GROUP_BYTES + len(group.group.group_id) + REWARD_BYTES * len(group.rewards) + reasons + rows
+
+
+def _row_bytes(verdict: MemberVerdict, trace: TraceVerdict) -> int:
+    ids = len(verdict.member.session_id) + len(verdict.member.group_id)
+    return ROW_BYTES + ids + sum(UNIT_BYTES + len(unit.completion_id) for unit in trace.units)
+
+
+def group_row(group: JudgedGroup) -> GroupRow:
+    return GroupRow(
+        group_id=group.group.group_id,
+        size=group.group.size,
+        rewards=tuple(group.rewards),
+        mean=float(np.mean(group.rewards)),
+        deviation=float(np.std(group.rewards)),
+        failures=group.failures,
+    )
 
 
 def table_of(
@@ -61,16 +91,18 @@ def table_of(
 
 
 def _row(trained: TrainedTrace, weight: float, rank: int, micro_batch: int) -> TraceRow:
+    rollout = trained.member.member
     return TraceRow(
-        session_id=trained.member.session_id,
-        attempt=trained.member.attempt,
-        trace=trained.index,
-        group_id=trained.member.group_id,
+        session_id=rollout.session_id,
+        attempt=rollout.attempt,
+        trace=trained.verdict.index,
+        group_id=rollout.group_id,
         rank=rank,
         micro_batch=micro_batch,
         tokens=trained.tokens,
         mask_sum=trained.trace.trained_tokens,
         oldest=oldest_version(trained.trace),
         loss_weight=weight,
-        units=trained.trace.units(),
+        reward=trained.member.reward,
+        units=trained.verdict.units,
     )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from rollmill.models import BatchHeader, Trace, dump_json
+from rollmill.models import EXTRA, BatchHeader, Trace, dump_json
 
 HEADER = "header"
 TOKEN_BYTES = 4 + 1 + 4
@@ -32,14 +33,16 @@ class Line:
     row: int
     advantage: float
     weight: float
+    group: int = -1
+    session: int = -1
 
 
 def record_bytes(trace: Trace) -> int:
     """Bytes of a trace's tensors in a record, an upper bound."""
     tokens = len(trace.prompt_ids) + len(trace.response_ids)
-    rewarded = 0 if trace.token_rewards is None else 4 * tokens
+    rewarded = 4 * tokens * ((trace.token_rewards is not None) + len(trace.extras))
     runs = 12 * (len(trace.versions) + 2) + 8 * (2 * len(trace.turns) + 2)
-    return tokens * TOKEN_BYTES + rewarded + runs + 32
+    return tokens * TOKEN_BYTES + rewarded + runs + 40
 
 
 def pack(lines: Sequence[Line]) -> Tensors:
@@ -55,6 +58,8 @@ def pack(lines: Sequence[Line]) -> Tensors:
         "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
         "prompt_lengths": np.array([len(trace.prompt_ids) for trace in traces], dtype=np.int32),
         "trace_index": np.array([line.row for line in lines], dtype=np.int32),
+        "group_index": np.array([line.group for line in lines], dtype=np.int32),
+        "session_index": np.array([line.session for line in lines], dtype=np.int32),
         "advantages": np.array([line.advantage for line in lines], dtype=np.float32),
         "rewards": np.array([trace.reward or 0.0 for trace in traces], dtype=np.float32),
         "loss_weights": np.array([line.weight for line in lines], dtype=np.float32),
@@ -62,6 +67,8 @@ def pack(lines: Sequence[Line]) -> Tensors:
     }
     if any(trace.token_rewards is not None for trace in traces):
         tensors["token_rewards"] = _over_tokens(traces, np.float32, _token_rewards)
+    for name in sorted({name for trace in traces for name in trace.extras}):
+        tensors[EXTRA + name] = _over_tokens(traces, np.float32, partial(_extra, name))
     return tensors
 
 
@@ -100,6 +107,10 @@ def _log_probs(trace: Trace) -> Array:
 
 def _token_rewards(trace: Trace) -> Array:
     return np.zeros(len(trace.response_ids), np.float32) if trace.token_rewards is None else trace.token_rewards
+
+
+def _extra(name: str, trace: Trace) -> Array:
+    return trace.extras[name] if name in trace.extras else np.zeros(len(trace.response_ids), np.float32)
 
 
 def _version_runs(trace: Trace) -> list[tuple[int, int, int]]:

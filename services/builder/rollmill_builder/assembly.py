@@ -68,6 +68,8 @@ def _turn(call: Call, start: int, stop: int, *, exact: bool) -> TraceTurn:
         reason=call.untrained,
         context_exact=exact,
         temperature=call.record.sampling.temperature,
+        top_p=call.record.sampling.top_p,
+        logprobs_mode=call.record.sampling.logprobs_mode,
     )
 
 

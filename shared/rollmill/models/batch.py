@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
 from rollmill.models.units import Unit
-from rollmill.models.versions import PolicyVersion
+from rollmill.models.versions import PolicyVersion, StalenessBasis
 
 TENSORS: dict[str, tuple[str, str]] = {
     "input_ids": ("int32 [T]", "token ids, prompt and response, packed trace after trace"),
@@ -17,7 +17,9 @@ TENSORS: dict[str, tuple[str, str]] = {
     "versions": ("int32 [R, 3]", "runs of (epoch, version, length) over [T]; (-1, -1, n) at context"),
     "cu_seqlens": ("int32 [N + 1]", "start of each trace in [T], and the end"),
     "prompt_lengths": ("int32 [N]", "tokens before the first sampled token's turn of each trace"),
-    "trace_index": ("int32 [N]", "row of each trace in the header's table"),
+    "trace_index": ("int32 [N]", "row of each trace in the header's table; -1 in a filler"),
+    "group_index": ("int32 [N]", "place of the trace's group in the header's groups; -1 in a filler"),
+    "session_index": ("int32 [N]", "number of the trace's rollout, counted over the step; -1 in a filler"),
     "advantages": ("float32 [N]", "advantage of the trace's rollout, one per trace"),
     "rewards": ("float32 [N]", "reward of the trace"),
     "loss_weights": ("float32 [N]", "weight of every trained token of the trace (RULES A1)"),
@@ -26,6 +28,24 @@ TENSORS: dict[str, tuple[str, str]] = {
     "token_rewards": ("float32 [T]", "reward given at a single token; only where any trace has them"),
 }
 """Tensors of a micro-batch on the wire: dtype and shape, meaning. T tokens, N traces, R and U runs."""
+
+EXTRA = "extra."
+"""Prefix of further tensors, float32 [T], one for each name in the traces' ``extras``; 0.0 where a trace has none."""
+
+
+class GroupRow(Record):
+    """One group of a step, with all that a trainer needs to normalise rewards itself (RULES A5)."""
+
+    group_id: Identifier
+    size: PositiveInt
+    """Rollouts that the sessions announced."""
+    rewards: tuple[FiniteFloat, ...]
+    """Of every rollout that counts, whether or not it trains, in the order of session ids."""
+    mean: FiniteFloat
+    deviation: FiniteFloat
+    """Population standard deviation of ``rewards``."""
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Rollouts that do not count, by reason: no grade came, whatever the policy did."""
 
 
 class TraceRow(Record):
@@ -41,6 +61,8 @@ class TraceRow(Record):
     mask_sum: PositiveInt
     oldest: PolicyVersion
     loss_weight: FiniteFloat
+    reward: FiniteFloat | None = None
+    """Of the rollout, as its group's statistics count it; the tensor ``rewards`` holds the trace's own."""
     units: tuple[Unit, ...]
 
 
@@ -74,18 +96,54 @@ class BatchHeader(Record):
     forks: dict[int, int] = Field(default_factory=dict)
     """Version from which each later epoch went on, for staleness over epochs."""
     max_staleness: NonNegativeInt | None = None
+    """The limit at hand-over, in versions, inclusive; None: nothing is cleared there."""
+    staleness_basis: StalenessBasis = StalenessBasis.OLDEST
+    """Of which trained token of a trace the age is compared with the limit (`trace_age`)."""
+    staleness_action: str = "drop"
+    """What the cut did with traces over the limit: ``drop``, ``mask``, ``weight`` or ``keep``."""
     queued_steps: NonNegativeInt = 0
     """Steps cut before this one and not yet acknowledged at the cut."""
     advantage: str = "grpo"
     """Strategy that computed ``advantages``; ``none`` leaves them zero for a trainer that normalises itself."""
+    credit: str = "rollout"
+    """Whose reward an advantage is of: the ``rollout``'s, or each ``trace``'s own."""
     loss_weighting: str = "token_mean"
     denominators: Denominators
     staleness_histogram: dict[int, int] = Field(default_factory=dict)
     """Trained tokens by staleness at the cut."""
+    generation_ages: dict[int, int] = Field(default_factory=dict)
+    """Traces by the versions that passed while they were sampled: newest minus oldest trained token."""
+    queue_ages: dict[int, int] = Field(default_factory=dict)
+    """Traces by the versions between their newest trained token and the cut, queued steps included."""
     packing_efficiency: FiniteFloat = 1.0
     """Tokens over token budget, over the step's micro-batches."""
     table: tuple[TraceRow, ...] = ()
+    groups: tuple[GroupRow, ...] = ()
+    """All groups of the step, the same in every rank's header."""
     tensors: dict[str, str] = Field(default_factory=lambda: {k: f"{d}: {m}" for k, (d, m) in TENSORS.items()})
+
+
+class RefillRequest(Record):
+    """A group left without a step: new rollouts are wanted in its place (topic ``refills``).
+
+    Its id is closed, so they make a new group, of the same task or of another; whoever drives rollouts decides.
+    """
+
+    run: Identifier
+    policy: Identifier
+    group_id: Identifier
+    task_id: str | None = None
+    dataset: str | None = None
+    count: PositiveInt
+    """Rollouts of the group that is missing: its announced size."""
+    reason: str
+    """``group_expired``, ``group_too_small``, ``zero_variance``, or why none of its traces could train."""
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Members that did not count, by reason: of the infrastructure, such as a grader that gave no answer."""
+    sequence: NonNegativeInt
+    """Of the cut that closed the group."""
+    at: EventTime
+    """Time of that cut."""
 
 
 class Cut(Record):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -31,6 +31,9 @@ class TraceTurn(Record):
     context_exact: bool = True
     """False: the next turn saw a re-tokenised copy of this reply, not its ids (RULES A10)."""
     temperature: FiniteFloat | None = None
+    top_p: FiniteFloat | None = None
+    logprobs_mode: Literal["raw", "processed"] | None = None
+    """Log-probs before or after temperature and sampling filters; None is not known."""
     reward: FiniteFloat | None = None
     """Reward of this turn alone; None where turns are not graded."""
 
@@ -59,6 +62,8 @@ class Trace(Record):
     """Set by the reward-merger; None is ungraded, never 0.0."""
     token_rewards: Values | None = None
     """[r] float32; None where no single token is graded."""
+    extras: dict[Identifier, Values] = Field(default_factory=dict)
+    """Further values by name, each [r] float32, such as log-probs of a reference model: handed to the trainer."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """``break_reason``, ``parent``, ``branch``, ``drift`` and what a builder adds."""
 
@@ -69,6 +74,9 @@ class Trace(Record):
             array = getattr(self, name)
             if array is not None and len(array) != count:
                 raise ValueError(f"{name} has {len(array)} values for {count} response_ids")
+        for name, array in self.extras.items():
+            if len(array) != count:
+                raise ValueError(f"extras {name!r} has {len(array)} values for {count} response_ids")
         if total_length(self.versions) not in (0, count):
             raise ValueError(f"versions cover {total_length(self.versions)} tokens of {count}")
         if self.response_logprobs is None and self.loss_mask.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -91,6 +92,35 @@ def staleness(sampled: PolicyVersion, current: PolicyVersion, forks: Mapping[int
     if sampled.version <= fork:
         return current.version - sampled.version
     return (current.version - fork) + (sampled.version - fork)
+
+
+class StalenessBasis(StrEnum):
+    """Of which trained tokens of a trace the age counts."""
+
+    OLDEST = "oldest"
+    NEWEST = "newest"
+    MEAN = "mean"
+
+
+def token_ages(
+    tokens: Mapping[PolicyVersion, int], current: PolicyVersion, forks: Mapping[int, int]
+) -> dict[int, int]:
+    """Tokens by staleness, from tokens by version."""
+    ages: dict[int, int] = {}
+    for version, count in tokens.items():
+        age = staleness(version, current, forks)
+        ages[age] = ages.get(age, 0) + count
+    return ages
+
+
+def trace_age(ages: Mapping[int, int], basis: StalenessBasis) -> float:
+    """Age of a trace from its trained tokens by age; the mean weighs every token once.
+
+    A trace without trained tokens has no age: ``ages`` must not be empty.
+    """
+    if basis is StalenessBasis.MEAN:
+        return sum(age * tokens for age, tokens in ages.items()) / sum(ages.values())
+    return max(ages) if basis is StalenessBasis.OLDEST else min(ages)
 
 
 class PolicySpan(Record):

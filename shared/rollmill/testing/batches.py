@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from rollmill.models import BatchHeader, Denominators, PolicyVersion, TraceRow, Unit
+from rollmill.models import BatchHeader, Denominators, GroupRow, PolicyVersion, TraceRow, Unit
 
 CONTEXT = (-1, -1)
 
@@ -54,6 +54,7 @@ def step_values(step: int, ranks: Steps, **header: Any) -> list[list[bytes]]:
         "policy_version": PolicyVersion(),
         "denominators": _denominators(table),
         "table": table,
+        "groups": _groups(ranks),
         **header,
     }
     return [
@@ -79,6 +80,19 @@ def _rows(ranks: Steps) -> Iterator[TraceRow]:
                 )
 
 
+def _groups(ranks: Steps) -> tuple[GroupRow, ...]:
+    """In the order of their ids; every rollout counts."""
+    rewards: dict[str, dict[str, float]] = {}
+    for trace in (trace for batches in ranks for traces in batches for trace in traces):
+        rewards.setdefault(trace.group_id, {})[trace.session_id] = trace.reward
+    return tuple(_group(name, tuple(values.values())) for name, values in sorted(rewards.items()))
+
+
+def _group(name: str, rewards: tuple[float, ...]) -> GroupRow:
+    mean, deviation = float(np.mean(rewards)), float(np.std(rewards))
+    return GroupRow(group_id=name, size=len(rewards), rewards=rewards, mean=mean, deviation=deviation)
+
+
 def _denominators(table: Sequence[TraceRow]) -> Denominators:
     return Denominators(
         tokens=sum(row.mask_sum for row in table),
@@ -93,7 +107,18 @@ def _value(
 ) -> bytes:
     header = BatchHeader(rank=rank, micro_batch=number, micro_batches=count, filler=not traces, **shared)
     rows = [index for index, row in enumerate(table) if (row.rank, row.micro_batch) == (rank, number)]
-    return save(_tensors(traces, rows) if traces else _filler(), {"header": header.model_dump_json()})
+    tensors = _tensors(traces, rows) if traces else _filler()
+    return save({**tensors, **_indices(rows, table)}, {"header": header.model_dump_json()})
+
+
+def _indices(rows: Sequence[int], table: Sequence[TraceRow]) -> dict[str, npt.NDArray[Any]]:
+    """Of the group and of the rollout of each trace; -1 in a filler, which has no rows."""
+    groups = sorted({row.group_id for row in table})
+    rollouts = list(dict.fromkeys(row.session_id for row in table))
+    return {
+        "group_index": _array([groups.index(table[row].group_id) for row in rows] or [-1], np.int32),
+        "session_index": _array([rollouts.index(table[row].session_id) for row in rows] or [-1], np.int32),
+    }
 
 
 def _tensors(traces: Sequence[SampleTrace], rows: Sequence[int]) -> dict[str, npt.NDArray[Any]]:

@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rollmill.models import BatchHeader, Denominators, PolicyVersion, TraceRow, staleness
+from rollmill.models import (
+    BatchHeader,
+    Denominators,
+    PolicyVersion,
+    TraceRow,
+    token_ages,
+    tokens_by_version,
+    trace_age,
+)
 
 CONSTANT = "constant"
 
@@ -59,8 +67,11 @@ def judge(
 
 
 def _is_fresh(header: BatchHeader, row: TraceRow, current: PolicyVersion, forks: Mapping[int, int]) -> bool:
-    limit = header.max_staleness
-    return limit is None or staleness(row.oldest, current, forks) <= limit
+    """By the header's basis, over the tokens of the row that its step trains."""
+    if header.max_staleness is None:
+        return True
+    tokens = tokens_by_version(row.units) or {row.oldest: row.mask_sum}
+    return trace_age(token_ages(tokens, current, forks), header.staleness_basis) <= header.max_staleness
 
 
 def denominators(rows: Sequence[TraceRow], loss_weighting: str) -> Denominators:

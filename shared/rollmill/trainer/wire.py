@@ -7,7 +7,7 @@ each tensor's name to dtype, shape and byte range; ``__metadata__`` holds texts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import orjson
 from pydantic import ValidationError
 
 from rollmill.errors import PoisonRecordError
-from rollmill.models import TENSORS, BatchHeader
+from rollmill.models import EXTRA, TENSORS, BatchHeader
 
 HEADER = "header"
 OPTIONAL = frozenset({"token_rewards"})
@@ -39,12 +39,16 @@ class WireBatch:
     cu_seqlens: npt.NDArray[np.int32]
     prompt_lengths: npt.NDArray[np.int32]
     trace_index: npt.NDArray[np.int32]
+    group_index: npt.NDArray[np.int32]
+    session_index: npt.NDArray[np.int32]
     advantages: npt.NDArray[np.float32]
     rewards: npt.NDArray[np.float32]
     loss_weights: npt.NDArray[np.float32]
     temperatures: npt.NDArray[np.float32]
     turn_ids: npt.NDArray[np.int32]
     token_rewards: npt.NDArray[np.float32] | None = None
+    extras: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """[T] each, by name; whatever the producer of the trajectories has added."""
 
 
 def read_batch(value: bytes) -> WireBatch:
@@ -55,11 +59,16 @@ def read_batch(value: bytes) -> WireBatch:
     """
     layout, data = _split(value)
     header = _header(layout.pop("__metadata__", {}))
-    arrays = {name: _view(name, layout[name], data) for name in TENSORS if name in layout}
+    arrays = {name: _view(TENSORS[name][0], name, layout[name], data) for name in TENSORS if name in layout}
+    extras = {
+        name.removeprefix(EXTRA): _view("float32 [T]", name, entry, data)
+        for name, entry in layout.items()
+        if name.startswith(EXTRA)
+    }
     missing = set(TENSORS) - OPTIONAL - set(arrays)
     if missing:
         raise PoisonRecordError("invalid", f"tensors are missing: {', '.join(sorted(missing))}")
-    batch = WireBatch(header=header, **arrays)
+    batch = WireBatch(header=header, extras=extras, **arrays)
     _check(batch)
     return batch
 
@@ -83,8 +92,8 @@ def _header(metadata: Mapping[str, str]) -> BatchHeader:
         raise PoisonRecordError("invalid", f"the batch header is refused: {error}") from error
 
 
-def _view(name: str, entry: Mapping[str, Any], data: memoryview) -> npt.NDArray[Any]:
-    wanted = TENSORS[name][0].split()[0]
+def _view(form: str, name: str, entry: Mapping[str, Any], data: memoryview) -> npt.NDArray[Any]:
+    wanted = form.split(maxsplit=1)[0]
     if DTYPES.get(entry["dtype"]) != wanted:
         raise PoisonRecordError("invalid", f"{name} has dtype {entry['dtype']}, {wanted} is expected")
     start, stop = entry["data_offsets"]
@@ -100,6 +109,9 @@ def _check(batch: WireBatch) -> None:
         array = getattr(batch, name)
         if array is not None and not _fits(array.shape, wanted, batch):
             raise PoisonRecordError("invalid", f"{name} has shape {array.shape}, {wanted} is expected")
+    for name, array in batch.extras.items():
+        if array.shape != batch.input_ids.shape:
+            raise PoisonRecordError("invalid", f"{EXTRA}{name} has shape {array.shape}, float32 [T] is expected")
     if batch.loss_mask.max(initial=0) > 1:
         raise PoisonRecordError("invalid", "a value of loss_mask is neither 0 nor 1")
     if not _bounds_hold(batch):
@@ -116,9 +128,10 @@ def _fits(shape: tuple[int, ...], wanted: str, batch: WireBatch) -> bool:
 
 
 def _bounds_hold(batch: WireBatch) -> bool:
-    """Sequences tile [T], runs cover [T], and every trace names a row of the table (-1: a filler's)."""
+    """Sequences tile [T], runs cover [T], and every trace names a row of the table and a group (-1: a filler's)."""
     tokens, bounds = len(batch.input_ids), batch.cu_seqlens
     tiled = bool(bounds[0] == 0 and bounds[-1] == tokens and (np.diff(bounds) >= 0).all())
     covered = all(int(runs[:, -1].sum()) == tokens for runs in (batch.versions, batch.turn_ids))
-    rows = batch.trace_index
-    return tiled and covered and bool((rows >= -1).all() and (rows < len(batch.header.table)).all())
+    places = ((batch.trace_index, len(batch.header.table)), (batch.group_index, len(batch.header.groups)))
+    named = all(bool((index >= -1).all() and (index < count).all()) for index, count in places)
+    return tiled and covered and named

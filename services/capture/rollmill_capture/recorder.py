@@ -13,6 +13,7 @@ from rollmill.models import CallStatus, CompletionRecord, PolicyVersion
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS
+from rollmill_capture.engines.oddities import EMPTY_ARGUMENTS, NOT_PARSED
 from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, salted, skeleton
 from rollmill_capture.settings import VersionSource
 from rollmill_capture.sink import EventSink
@@ -95,6 +96,9 @@ class Recorder:
     def _count(self, call: Call, record: CompletionRecord) -> None:
         self._watch_version(call, record)
         self.metrics.count("calls", status=record.status.value, kind=record.kind.value)
+        for sign in (EMPTY_ARGUMENTS, NOT_PARSED):
+            if record.metadata.get(sign):
+                self.metrics.count("parser_failures", sign=sign)
         for choice in record.choices:
             tokens = 0 if choice.token_ids is None else len(choice.token_ids)
             self.metrics.count("sampled_tokens", tokens)

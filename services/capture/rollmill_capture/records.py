@@ -21,6 +21,7 @@ from rollmill.models import (
 )
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.engines import ReadChoice, Reading
+from rollmill_capture.engines.oddities import oddities
 from rollmill_capture.routes import Target
 from rollmill_capture.served import ServedRequest
 from rollmill_capture.versions import version_span
@@ -87,7 +88,15 @@ def completion_record(call: Call, ending: Ending, *, ended_at: float, announced:
 def _metadata(call: Call, ending: Ending) -> dict[str, Any]:
     served = call.served
     said = {"added_fields": list(served.added), "ignored_fields": list(served.ignored)}
-    return {**call.metadata, **ending.metadata, **{name: names for name, names in said.items() if names}}
+    odd = dict.fromkeys(_oddities(call, ending), True)
+    return {**call.metadata, **ending.metadata, **{name: names for name, names in said.items() if names}, **odd}
+
+
+def _oddities(call: Call, ending: Ending) -> list[str]:
+    """Signs of a parser that failed; without tools there is none at work."""
+    if not call.served.fields.get("tools") or ending.status is not CallStatus.OK:
+        return []
+    return [sign for choice in ending.reading.choices for sign in oddities(choice.message)]
 
 
 def _choice(call: Call, ending: Ending, choice: ReadChoice) -> SampledChoice:

@@ -1,59 +1,131 @@
-"""A builder that is stopped at any moment, and restored from its changelog, gives what an undisturbed one gives."""
+"""The builder's stage on whole topics of generated sessions: interleaved, shuffled, repeated, late, forged.
+
+Each session is built exactly once, from what was accepted, whatever the order; and a builder that is stopped at any
+moment, and restored from its changelog, gives what an undisturbed one gives.
+"""
 
 from __future__ import annotations
 
-import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmill.codec import encode
-from rollmill.models import Record, SessionClosed, SessionOpened, SessionSpec
+from rollmill.codec import decode, encode
+from rollmill.models import CompletionRecord, Disposition, Record, StrategySpec, Trajectory, Unit
 from rollmill.strategies import builder_registry
 from rollmill.testing.memory import MemoryTask
-from rollmill.testing.sessions import completion
-from rollmill.topics import COMPLETIONS, partition_of
+from rollmill.testing.worlds import END, Post, deliver
+from rollmill.testing.worlds.strategies import tries, worlds
+from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
+from rollmill_builder.calls import captured_units
 from rollmill_builder.handlers import BuilderStage, BuilderState
 
+SPECS = [
+    StrategySpec(strategy="prefix_merging"),
+    StrategySpec(strategy="prefix_merging", config={"end_of_turn_token_id": END, "siblings": "exclude"}),
+    StrategySpec(strategy="per_request"),
+]
 
-def task() -> MemoryTask[BuilderState]:
-    stage = BuilderStage(registry=builder_registry(), partitions=1, late_window=50.0)
-    return MemoryTask(stage, partition=partition_of(b"any", 1))
+TOPICS = tries(400, share=5)
 
-
-def events(rng: random.Random) -> list[Any]:
-    """Events of a few sessions, interleaved, some of them again, late, or in the wrong order."""
-    found: list[Any] = []
-    for number in range(rng.randint(1, 4)):
-        name, prompt = f"s{number}", [1, number]
-        found.append(SessionOpened(session_id=name, spec=SessionSpec(task_id="t"), at=10.0))
-        for turn in range(rng.randint(0, 5)):
-            found.append(completion(f"c{turn}", prompt, [5, turn, 9], at=20.0 + turn, session_id=name))
-            prompt = [*prompt, 5, turn, 9, 3]
-        found.append(SessionClosed(session_id=name, at=rng.choice([30.0, 130.0])))
-    found += rng.sample(found, min(len(found), 4))
-    place = {id(event): index + rng.uniform(-3, 3) for index, event in enumerate(found)}
-    return sorted(found, key=lambda event: place[id(event)])
+Task = MemoryTask[BuilderState]
+Tokens = Counter[tuple[str, int, int]]
 
 
-def sent(run: MemoryTask[BuilderState]) -> list[tuple[str, bytes | None]]:
+def task() -> Task:
+    return MemoryTask(BuilderStage(registry=builder_registry(), partitions=1, late_window=1000.0))
+
+
+@st.composite
+def posts(draw: st.DrawFn) -> Post:
+    count = draw(st.integers(1, 3))
+    sessions = [draw(worlds(most=6, session_id=f"s{number}")) for number in range(count)]
+    return deliver(sessions, draw(st.sampled_from(SPECS)), draw(st.randoms(use_true_random=True)))
+
+
+def feed(run: Task, events: Iterable[Any]) -> None:
+    for event in events:
+        run.feed(COMPLETIONS, event, key=event.session_id)
+
+
+def sent(run: Task) -> list[tuple[str, bytes | None]]:
     return [
         (emit.topic.name, encode(emit.value) if isinstance(emit.value, Record) else emit.value) for emit in run.emitted
     ]
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(0, 30))
-def test_a_restored_builder_goes_on_as_if_nothing_happened(rng: random.Random, stop: int) -> None:
-    script = events(rng)
+def trajectories(run: Task) -> list[Trajectory]:
+    found = []
+    for emit in run.of(BUILT):
+        assert isinstance(emit.value, bytes)
+        found.append(decode(Trajectory, emit.value, emit.headers))
+    return found
+
+
+def tokens(units: Iterable[Unit]) -> Tokens:
+    return Counter((unit.completion_id, unit.choice, token) for unit in units for token in range(unit.start, unit.stop))
+
+
+def captured(records: Sequence[CompletionRecord]) -> Tokens:
+    return tokens(unit for record in records for unit in captured_units(record))
+
+
+def outcomes(run: Task, session: str, disposition: Disposition, *, late: bool = False) -> Tokens:
+    found: Tokens = Counter()
+    for emit in run.of(OUTCOMES):
+        item: Any = emit.value
+        if item.session_id == session and item.disposition is disposition and (item.reason == "late") == late:
+            found += tokens(item.units)
+    return found
+
+
+def in_order(post: Post) -> list[Any]:
+    """What a topic would hold if nothing were repeated, forged, late or out of order."""
+    calls = [record for records in post.accepted.values() for record in records]
+    opened = [event for event in post.events if event.type == "session_opened"]
+    closed = {event.session_id: event for event in reversed(post.events) if event.type == "session_closed"}
+    return [*opened, *sorted(calls, key=lambda record: record.completion_id), *closed.values()]
+
+
+@TOPICS
+@given(posts())
+def test_every_session_is_built_once_from_what_was_accepted(post: Post) -> None:
+    run, undisturbed = task(), task()
+    feed(run, post.events)
+    feed(undisturbed, in_order(post))
+    assert {item.session_id: encode(item) for item in trajectories(run)} == {
+        item.session_id: encode(item) for item in trajectories(undisturbed)
+    }
+    assert sorted(item.session_id for item in trajectories(run)) == sorted(post.accepted)
+    assert [error.reason for _, error in run.dead_letters] == ["conflict"] * post.forged
+
+
+@TOPICS
+@given(posts())
+def test_captured_is_trained_or_excluded(post: Post) -> None:
+    run = task()
+    feed(run, post.events)
+    for item in trajectories(run):
+        accepted, late = post.accepted[item.session_id], post.late[item.session_id]
+        assert outcomes(run, item.session_id, Disposition.CAPTURED) == captured([*accepted, *late])
+        assert outcomes(run, item.session_id, Disposition.EXCLUDED, late=True) == captured(late)
+        left = outcomes(run, item.session_id, Disposition.EXCLUDED)
+        assert tokens(item.manifest.units) + left == captured(accepted)
+
+
+@TOPICS
+@given(posts(), st.floats(0, 1))
+def test_a_restored_builder_goes_on_as_if_nothing_happened(post: Post, share: float) -> None:
+    stop = round(share * len(post.events))
     undisturbed, stopped = task(), task()
-    for index, event in enumerate(script):
-        if index == stop:
-            stopped.state = stopped.restored()
-            stopped.stage = task().stage
-        undisturbed.feed(COMPLETIONS, event, key=event.session_id)
-        stopped.feed(COMPLETIONS, event, key=event.session_id)
-        assert dict(stopped.restored().items()) == dict(stopped.state.items())
+    feed(undisturbed, post.events)
+    feed(stopped, post.events[:stop])
+    assert dict(stopped.restored().items()) == dict(stopped.state.items())
+    stopped.state, stopped.stage = stopped.restored(), task().stage
+    feed(stopped, post.events[stop:])
     assert sent(stopped) == sent(undisturbed)
     assert stopped.changelog == undisturbed.changelog
+    assert dict(stopped.restored().items()) == dict(undisturbed.state.items())

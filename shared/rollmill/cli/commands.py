@@ -71,6 +71,29 @@ def tail(
 
 
 @app.command()
+def inspect(
+    source: Annotated[str, typer.Argument(help="A JSONL file of completion events (- reads stdin), or a session id.")],
+    attempt: Annotated[int | None, typer.Option(help="Only this attempt of a session.")] = None,
+    builder: Annotated[str | None, typer.Option(help="Build with this strategy instead of the session's own.")] = None,
+    config: Annotated[str | None, typer.Option(help="Its configuration, a JSON object.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Show texts: a tokenizer.json, or module:callable that decodes a list of ids.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Do not abbreviate long runs of tokens.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON per session.")] = False,
+    bootstrap_servers: Bootstrap = None,
+    prefix: Prefix = None,
+) -> None:
+    """Show why a session became these traces: its calls as a tree, masks by token, breaks, exclusions."""
+    from rollmill.cli.inspect.command import Wanted, show  # noqa: PLC0415
+
+    wanted = Wanted(source, attempt, builder, _json_object(config))
+    problems = show(wanted, _settings(bootstrap_servers, prefix), tokenizer, full=full, as_json=as_json)
+    for problem in problems:
+        typer.echo(f"rollmill: {source}, {problem}", err=True)
+
+
+@app.command()
 def ledger(
     as_json: AsJson = False,
     settle: Annotated[bool, typer.Option("--settle", help="Wait until nothing is pending.")] = False,
@@ -181,6 +204,18 @@ def _settings(bootstrap_servers: str | None, prefix: str | None) -> Any:
     options = {"bootstrap_servers": bootstrap_servers, "prefix": prefix}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     return KafkaSettings(**given)
+
+
+def _json_object(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"this is no JSON: {text!r} ({error})") from error
+    if not isinstance(found, dict):
+        raise InvalidInputError(f"a JSON object is expected, not {text}")
+    return found
 
 
 def _topic(name: str) -> Any:

@@ -1,0 +1,113 @@
+"""``rollmill inspect``: finds the sessions, builds what was not built, and says how it turned out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+from rich.console import Console
+
+from rollmill.cli.inspect.drawing import Pen, drawn
+from rollmill.cli.inspect.lines import Read, read_lines
+from rollmill.cli.inspect.log import read_session
+from rollmill.cli.inspect.recordings import Fold, Recording
+from rollmill.cli.inspect.texts import ids_only, pieces_of
+from rollmill.cli.inspect.views import SessionView, view_of
+from rollmill.errors import InvalidInputError
+from rollmill.models import StrategySpec, Trajectory, is_identifier
+from rollmill.settings import KafkaSettings
+from rollmill.strategies import builder_registry
+
+PIPE_WIDTH = 120
+"""Columns, at least, where the output is no terminal."""
+
+
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which sessions, and built by what."""
+
+    source: str
+    attempt: int | None = None
+    """None: all attempts."""
+    builder: str | None = None
+    """None: what the log holds, else the session's own builder."""
+    config: dict[str, Any] | None = None
+
+
+def found(wanted: Wanted, settings: KafkaSettings) -> tuple[list[SessionView], tuple[str, ...]]:
+    """The views of the sessions, and the records that could not be read. Raises InvalidInputError for no session."""
+    fold = Fold()
+    read, built = _read(wanted.source, settings)
+    for event in read.events:
+        fold.take(event)
+    for trajectory in built:
+        fold.built(trajectory)
+    recordings = [item for item in fold.recordings if wanted.attempt in (None, item.attempt)]
+    if not recordings:
+        raise InvalidInputError(_nothing(wanted, read))
+    return [_view(item, wanted) for item in recordings], read.problems
+
+
+def _read(source: str, settings: KafkaSettings) -> tuple[Read, tuple[Trajectory, ...]]:
+    if source == STDIN:
+        return read_lines(sys.stdin.buffer), ()
+    path = Path(source)
+    if path.is_file():
+        with path.open("rb") as lines:
+            return read_lines(lines), ()
+    if not is_identifier(source) or source.endswith((".jsonl", ".json")):
+        raise InvalidInputError(f"{source} is neither a file nor a session id")
+    return asyncio.run(read_session(settings, source))
+
+
+def _nothing(wanted: Wanted, read: Read) -> str:
+    which = "" if wanted.attempt is None else f" attempt {wanted.attempt} of"
+    unread = "".join(f"\n  {problem}" for problem in read.problems)
+    return f"there is no record of{which} {wanted.source}; a log keeps completions for a week{unread}"
+
+
+def _view(recording: Recording, wanted: Wanted) -> SessionView:
+    given = wanted.builder is not None or wanted.config is not None
+    if recording.built is not None and not given:
+        return view_of(recording, recording.built, from_log=True)
+    own = recording.spec.builder
+    spec = StrategySpec(strategy=wanted.builder or own.strategy, config=wanted.config or {}) if given else own
+    built = builder_registry().create(spec).build(recording.session())
+    return view_of(recording, built, from_log=False)
+
+
+def show(
+    wanted: Wanted, settings: KafkaSettings, tokenizer: str | None, *, full: bool, as_json: bool
+) -> tuple[str, ...]:
+    """Print the sessions; returns what could not be read. Raises InvalidInputError."""
+    pen = Pen(ids_only if tokenizer is None else pieces_of(tokenizer), full)
+    views, problems = found(wanted, settings)
+    if as_json:
+        sys.stdout.writelines(json_line(view) + "\n" for view in views)
+    else:
+        print_views(views, pen, sys.stdout)
+    return problems
+
+
+def print_views(views: Iterable[SessionView], pen: Pen, out: IO[str]) -> None:
+    """Trees, with colours where ``out`` is a terminal that has them; else plain, and no wider than needed."""
+    console = Console(file=out, highlight=False)
+    if console.is_terminal:
+        console.print(*(drawn(view, pen) for view in views), sep="\n")
+        return
+    console.width = max(console.width, PIPE_WIDTH)
+    with console.capture() as capture:
+        console.print(*(drawn(view, pen) for view in views), sep="\n")
+    out.writelines(line.rstrip() + "\n" for line in capture.get().splitlines())
+
+
+def json_line(view: SessionView) -> str:
+    return orjson.dumps(view).decode()

@@ -1,0 +1,80 @@
+"""The events of one session from Kafka, and what the builder made of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+
+from rollmill.cli.inspect.lines import Read
+from rollmill.codec import decode
+from rollmill.errors import InvalidInputError, PoisonRecordError
+from rollmill.kafka.clients import KafkaClients
+from rollmill.models import CompletionEvent, Trajectory
+from rollmill.settings import KafkaSettings
+from rollmill.topics import BUILT, COMPLETIONS, Topic, partition_of
+
+POLL_MS = 200
+
+
+async def read_session(settings: KafkaSettings, session_id: str) -> tuple[Read, tuple[Trajectory, ...]]:
+    """Reads the partition of the session's key in ``completions`` and ``built``, up to their ends as they are now.
+
+    Raises InvalidInputError where the topics are not there.
+    """
+    problems: list[str] = []
+    homes = await _homes(settings, session_id)
+    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+        events: list[CompletionEvent] = [
+            item async for item in _values(consumer, COMPLETIONS, homes[COMPLETIONS], session_id, problems)
+        ]
+        built: list[Trajectory] = [item async for item in _values(consumer, BUILT, homes[BUILT], session_id, problems)]
+    return Read(tuple(events), tuple(problems)), tuple(built)
+
+
+async def _homes(settings: KafkaSettings, session_id: str) -> dict[Topic, TopicPartition]:
+    """The partitions of a key, among as many as the broker says that the topics have."""
+    names = {topic.full_name(settings.prefix): topic for topic in (COMPLETIONS, BUILT)}
+    counts = await _partitions(settings, list(names))
+    missing = [name for name in names if not counts.get(name)]
+    if missing:
+        raise InvalidInputError(
+            f"{settings.bootstrap_servers} has no topic {' and no topic '.join(missing)}; is --prefix right?"
+        )
+    key = session_id.encode()
+    return {topic: TopicPartition(name, partition_of(key, counts[name])) for name, topic in names.items()}
+
+
+async def _partitions(settings: KafkaSettings, names: list[str]) -> dict[str, int]:
+    admin = KafkaClients(settings).admin()
+    await admin.start()
+    try:
+        return {item["topic"]: len(item["partitions"]) for item in await admin.describe_topics(names)}
+    finally:
+        await admin.close()
+
+
+async def _values(
+    consumer: AIOKafkaConsumer, topic: Topic, home: TopicPartition, session_id: str, problems: list[str]
+) -> AsyncIterator[Any]:
+    async for record in _records(consumer, home):
+        if record.key != session_id.encode():
+            continue
+        try:
+            yield decode(topic.model, record.value, tuple(record.headers))
+        except PoisonRecordError as error:
+            problems.append(f"{topic.name}, partition {record.partition}, offset {record.offset}: {error}")
+
+
+async def _records(
+    consumer: AIOKafkaConsumer, partition: TopicPartition
+) -> AsyncIterator[ConsumerRecord[bytes, bytes]]:
+    consumer.assign([partition])
+    await consumer.seek_to_beginning(partition)
+    ends = await consumer.end_offsets([partition])
+    # An empty answer is progress, too: it moves the position past the markers of transactions.
+    while await consumer.position(partition) < ends[partition]:
+        for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():
+            for record in records:
+                yield record

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -276,16 +277,51 @@ def test_a_rewind_voids_open_steps_and_holds_after_a_crash(settings: KafkaSettin
         assert numbers(take(stream, 2)) == [0, 1]
 
 
-def test_another_world_size_is_refused_by_state_and_by_batch(settings: KafkaSettings) -> None:
-    cut(settings, 0, ranks=2)
+def test_a_world_size_that_the_ranks_do_not_divide_is_refused(settings: KafkaSettings) -> None:
+    cut(settings, 0)
     with BatchStream(0, 2, settings=settings) as stream:
-        take(stream, 1)
-        checkpoint = stream.state_dict()
+        with pytest.raises(ConfigurationError, match="world size 1, this trainer has 2"):
+            next(stream.steps(lambda: ZERO, timeout=WAIT))
+        with pytest.raises(ConfigurationError, match="world size 1, this trainer has 2"):
+            next(stream.steps(lambda: ZERO, timeout=WAIT))
+
+
+def test_one_rank_reads_what_is_cut_for_two(settings: KafkaSettings) -> None:
+    cut(settings, 0, 1, ranks=2)
     with BatchStream(settings=settings) as alone:
-        with pytest.raises(ConfigurationError, match="world size 2, this trainer has 1"):
-            alone.load_state_dict(checkpoint)
-        with pytest.raises(ConfigurationError, match="world size 2, this trainer has 1"):
-            next(alone.steps(lambda: ZERO, timeout=WAIT))
+        first, second = take(alone, 2)
+        checkpoint = alone.state_dict()
+    assert [mb.input_ids.tolist()[2:] for mb in second] == [[1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 1, 1]]
+    assert first.denominators.tokens == 12
+    assert checkpoint["world_size"] == 2
+    assert set(checkpoint["offsets"]) == {"0", "1"}
+    assert len(everything(settings, OUTCOMES)) == 8
+    acknowledged = [(item.step, item.rank) for item in everything(settings, ACKS)]
+    assert sorted(acknowledged) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    cut(settings, 2, ranks=2)
+    with BatchStream(settings=settings) as alone:
+        assert numbers(take(alone, 1, ack=False)) == [2]
+
+
+def test_a_checkpoint_of_two_ranks_is_loaded_by_one_and_back(settings: KafkaSettings) -> None:
+    cut(settings, 0, 1, 2, ranks=2)
+    with BatchStream(0, 2, settings=settings) as one, BatchStream(1, 2, settings=settings) as two:
+        take(one, 1)
+        take(two, 1)
+        states = [one.state_dict(), two.state_dict()]
+        take(one, 1)
+    with BatchStream(settings=settings) as alone:
+        with pytest.raises(ConfigurationError, match="the states of all ranks"):
+            alone.load_state_dict(states[0])
+        alone.load_state_dict(*states)
+        assert numbers(take(alone, 1)) == [1]
+        whole = alone.state_dict()
+    with BatchStream(0, 2, settings=settings) as one, BatchStream(1, 2, settings=settings) as two:
+        one.load_state_dict(whole)
+        two.load_state_dict(whole)
+        (left,), (right,) = take(one, 1), take(two, 1)
+    assert (left.number, right.number) == (2, 2)
+    assert tokens(left) != tokens(right)
 
 
 def test_two_ranks_see_one_step_and_write_their_own_outcomes(settings: KafkaSettings) -> None:
@@ -302,6 +338,41 @@ def test_two_ranks_see_one_step_and_write_their_own_outcomes(settings: KafkaSett
         "s0-1-1",
     ]
     assert sorted(item.rank for item in everything(settings, ACKS)) == [0, 1]
+
+
+@pytest.mark.parametrize("stale", ["mask", "drop_step"])
+def test_two_ranks_never_see_different_steps_while_the_gate_drops_some(settings: KafkaSettings, stale: str) -> None:
+    """Only the first rank's micro-batches hold the stale traces."""
+    total = 12
+    for step in range(total):
+        version = PolicyVersion(0, max(0, step - 3 if step % 3 else step - 5))
+        values = step_values(step, [traces(step, 0, version), traces(step, 1, PolicyVersion(0, step))], max_staleness=4)
+        asyncio.run(write(settings, values))
+
+    def train(rank: int) -> list[tuple[int, float, int]]:
+        seen: list[tuple[int, float, int]] = []
+        last = total - 1
+        with BatchStream(rank, 2, settings=settings, stale=stale, timeout=WAIT) as stream:
+            standing = iter(range(total))
+            for step in stream.steps(
+                lambda: PolicyVersion(0, next(standing)), until=lambda: bool(seen) and seen[-1][0] == last
+            ):
+                seen.append((step.number, step.denominator, step.verdict.cleared))
+                step.ack()
+        return seen
+
+    with ThreadPoolExecutor(2) as pool:
+        left, right = pool.map(train, (0, 1))
+    assert left == right
+    dropped = {step for step in range(total) if step % 3 == 0 and step >= 5}
+    whole = [number for number, _, _ in left]
+    if stale == "mask":
+        assert whole == list(range(total))
+        assert {number for number, _, cleared in left if cleared} == dropped
+    else:
+        assert whole == [step for step in range(total) if step not in dropped]
+    events = [(item.step, item.rank) for item in everything(settings, ACKS)]
+    assert sorted(events) == [(step, rank) for step in range(total) for rank in (0, 1)]
 
 
 def test_a_second_trainer_of_a_rank_fences_the_first(settings: KafkaSettings) -> None:

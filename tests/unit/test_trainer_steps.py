@@ -10,8 +10,9 @@ from rollmill.settings import KafkaSettings
 from rollmill.testing.batches import SampleTrace, Steps, step_values
 from rollmill.topics import ACKS, OUTCOMES
 from rollmill.trainer.acknowledging import closing_records, outcomes
-from rollmill.trainer.assembly import Expectation, StepAssembler, StepRecords
+from rollmill.trainer.assembly import Expectation, StepAssembler, StepRecords, joined
 from rollmill.trainer.gate import judge
+from rollmill.trainer.share import Share
 from rollmill.trainer.state import StreamState
 from rollmill.trainer.step import Step
 from rollmill.trainer.wire import read_batch
@@ -43,7 +44,8 @@ def step(version: int, rank: int = 0) -> Step:
 def test_a_step_is_whole_when_its_last_micro_batch_is_there() -> None:
     records = assembled()
     assert len(records.batches) == 2
-    assert records.next_offset == 42
+    assert records.offsets == {0: 42}
+    assert records.share == 1
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_two_batches_are_never_mixed_to_a_step() -> None:
 
 def test_batches_of_another_world_size_run_or_policy_are_refused() -> None:
     batch = read_batch(step_values(0, RANKS)[0][0])
-    with pytest.raises(ConfigurationError, match="cut for world size 2, this trainer has 1: start it with 2 ranks"):
+    with pytest.raises(ConfigurationError, match="cut for world size 2, this trainer has 1: start it with a number"):
         assembler(world_size=1).feed(0, batch)
     with pytest.raises(ConfigurationError, match="run 'run', this stream reads run 'mine'"):
         assembler(run="mine").feed(0, batch)
@@ -130,18 +132,44 @@ STATE = StreamState(run="run", epoch=1, next_step=3, offsets={"0": 17}, world_si
 def test_a_state_survives_as_plain_json_values() -> None:
     assert STATE.dump() == {"run": "run", "epoch": 1, "next_step": 3, "offsets": {"0": 17}, "world_size": 2}
     assert StreamState.read(STATE.dump()) == STATE
-    assert STATE.check(run="run", world_size=2, partition=0) == 17
+    assert STATE.check(run="run", share=Share.of(0, 2, 2)) == {0: 17}
 
 
 def test_a_state_of_another_stream_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="world size 2, this trainer has 4"):
-        STATE.check(run="run", world_size=4, partition=0)
-    with pytest.raises(ConfigurationError, match="belongs to rank 0, this is rank 1"):
-        STATE.check(run="run", world_size=2, partition=1)
+    with pytest.raises(ConfigurationError, match="partition 0 of 2, rank 1 of 2 reads 1 of 2"):
+        STATE.check(run="run", share=Share.of(1, 2, 2))
+    with pytest.raises(ConfigurationError, match="rank 0 of 1 reads 0, 1 of 2: give load_state_dict the states of all"):
+        STATE.check(run="run", share=Share.of(0, 1, 2))
     with pytest.raises(ConfigurationError, match="run 'run'"):
-        STATE.check(run="another", world_size=2, partition=0)
+        STATE.check(run="another", share=Share.of(0, 2, 2))
     with pytest.raises(ConfigurationError, match="no state of a batch stream"):
         StreamState.read({"step": 3})
+
+
+def test_states_of_all_ranks_serve_another_number_of_ranks() -> None:
+    whole = StreamState.of_ranks([STATE, STATE.replace(offsets={"1": 23})])
+    assert whole.check(run="run", share=Share.of(0, 1, 2)) == {0: 17, 1: 23}
+    assert whole.narrowed(Share.of(1, 2, 2)).offsets == {"1": 23}
+    with pytest.raises(ConfigurationError, match="not of one checkpoint"):
+        StreamState.of_ranks([STATE, STATE.replace(next_step=4)])
+
+
+def test_a_rank_reads_its_part_of_the_partitions_where_the_ranks_divide_them() -> None:
+    assert [list(Share.of(rank, 2, 4).partitions) for rank in (0, 1)] == [[0, 1], [2, 3]]
+    assert list(Share.of(2, 4, 4).partitions) == [2]
+    with pytest.raises(ConfigurationError, match=r"world size 4, this trainer has 3: .* divides 4 \(1, 2, 4\)"):
+        Share.of(0, 3, 4)
+
+
+def test_the_parts_of_one_step_are_joined_and_never_those_of_two() -> None:
+    whole = joined([assembled(0), assembled(1)])
+    assert (len(whole.batches), whole.share, whole.offsets) == (4, 2, {0: 42, 1: 42})
+    assert [header.rank for header in whole.headers] == [0, 1]
+    other = StepRecords(
+        tuple(read_batch(value) for value in step_values(0, RANKS, batch_id="another", max_staleness=2)[1]), {1: 42}
+    )
+    with pytest.raises(FatalError, match="not one step"):
+        joined([assembled(0), other])
 
 
 def test_the_sdk_imports_without_torch() -> None:

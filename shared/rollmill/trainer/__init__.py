@@ -12,6 +12,7 @@ from rollmill.trainer.captures import Captures, CaptureUnreachableError
 from rollmill.trainer.gate import StaleAction
 from rollmill.trainer.layouts import PackedArrays, PaddedArrays
 from rollmill.trainer.micro_batch import MicroBatch, PaddedMicroBatch
+from rollmill.trainer.mini_batch import MiniBatch
 from rollmill.trainer.publisher import PolicyPublisher
 from rollmill.trainer.step import Step
 from rollmill.trainer.stream import BatchStream, NoBatch
@@ -21,6 +22,7 @@ __all__ = [
     "CaptureUnreachableError",
     "Captures",
     "MicroBatch",
+    "MiniBatch",
     "NoBatch",
     "PackedArrays",
     "PaddedArrays",

@@ -2,47 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollmill.errors import ConfigurationError, FatalError
 from rollmill.models import BatchHeader
+from rollmill.trainer.share import OtherWorldSizeError
 from rollmill.trainer.wire import WireBatch
 
 
 @dataclass(frozen=True)
 class StepRecords:
-    """All micro-batches of one step for one rank."""
+    """All micro-batches of one step for one reader, whole partition after whole partition."""
 
     batches: tuple[WireBatch, ...]
-    next_offset: int
-    """Offset after the last of them."""
+    offsets: Mapping[int, int]
+    """By partition the offset after the last of them."""
 
     @property
     def header(self) -> BatchHeader:
         """Of the first micro-batch; what it says of the step is the same in all."""
         return self.batches[0].header
 
+    @property
+    def headers(self) -> tuple[BatchHeader, ...]:
+        """One of each partition."""
+        return tuple(batch.header for batch in self.batches if batch.header.micro_batch == 0)
+
+    @property
+    def share(self) -> int:
+        """Partitions of one reader; every reader of the step has as many."""
+        return len(self.offsets)
+
+
+def joined(parts: Sequence[StepRecords]) -> StepRecords:
+    """One step from its parts in several partitions. Raises FatalError where they are of different steps."""
+    if len({part.header.batch_id for part in parts}) > 1:
+        found = ", ".join(f"{part.header.batch_id} in partition {part.header.rank}" for part in parts)
+        raise FatalError(f"step {parts[0].header.step} is not one step: {found}")
+    batches = tuple(batch for part in parts for batch in part.batches)
+    return StepRecords(batches, {number: offset for part in parts for number, offset in part.offsets.items()})
+
 
 @dataclass(frozen=True)
 class Expectation:
-    """What every header must say."""
+    """What every header of one partition must say."""
 
     run: str
     policy: str
     rank: int
+    """The rank that the batcher cut for: the partition."""
     world_size: int
+    readers: int = 1
+    """Ranks of this trainer."""
 
     def check(self, header: BatchHeader) -> None:
-        if header.world_size != self.world_size:
-            raise ConfigurationError(
-                f"the steps in the log are cut for world size {header.world_size}, this trainer has "
-                f"{self.world_size}: start it with {header.world_size} ranks, or set the batcher to {self.world_size} "
-                "and let the trainer finish the steps that are already cut"
-            )
         for name in ("run", "policy", "rank"):
             found, expected = getattr(header, name), getattr(self, name)
             if found != expected:
                 raise ConfigurationError(f"the batch is of {name} {found!r}, this stream reads {name} {expected!r}")
+        if header.world_size != self.world_size:
+            raise OtherWorldSizeError(header.world_size, self.readers)
 
 
 class StepAssembler:
@@ -56,7 +76,8 @@ class StepAssembler:
     def feed(self, offset: int, batch: WireBatch) -> StepRecords | None:
         """The step that this record completes, else None.
 
-        Raises ConfigurationError where the batch is not meant for this stream, FatalError where a record is missing.
+        Raises ConfigurationError (OtherWorldSizeError) where the batch is not meant for this stream, FatalError where
+        a record is missing.
         """
         header = batch.header
         self._expectation.check(header)
@@ -69,7 +90,7 @@ class StepAssembler:
         self._parts.append(batch)
         if len(self._parts) < header.micro_batches:
             return None
-        step = StepRecords(tuple(self._parts), offset + 1)
+        step = StepRecords(tuple(self._parts), {header.rank: offset + 1})
         self._parts, self.next_step = [], self.next_step + 1
         return step
 

@@ -12,23 +12,26 @@ from rollmill.models import dump_json
 from rollmill.trainer.state import StreamState
 
 
-def offsets_of(state: StreamState, partition: TopicPartition) -> dict[TopicPartition, Offset]:
+def offsets_of(state: StreamState, topic: str) -> dict[TopicPartition, Offset]:
     """What to commit for a state; the metadata is some hundred bytes of 4 KiB."""
-    return {partition: (state.offsets[str(partition.partition)], dump_json(state.dump()).decode())}
+    metadata = dump_json(state.dump()).decode()
+    return {TopicPartition(topic, int(number)): (offset, metadata) for number, offset in state.offsets.items()}
 
 
-async def read_committed(clients: KafkaClients, group_id: str, partition: TopicPartition) -> StreamState | None:
-    """The state committed last; None where the group has committed nothing. A consumer drops the metadata."""
+async def read_committed(clients: KafkaClients, group_id: str, topic: str) -> StreamState | None:
+    """The state committed last; None where the group has committed nothing. A consumer drops the metadata.
+
+    Where partitions of a former world size are left behind, the state that has come furthest is it.
+    """
     admin = clients.admin()
     try:
         await admin.start()
-        found = await admin.list_consumer_group_offsets(group_id, partitions=[partition])
+        found = await admin.list_consumer_group_offsets(group_id)
     finally:
         await admin.close()
-    committed = found.get(partition)
-    if committed is None or committed.offset < 0:
-        return None
-    return _parse(committed.metadata, group_id)
+    committed = [each for place, each in found.items() if place.topic == topic and each.offset >= 0]
+    states = [_parse(each.metadata, group_id) for each in committed]
+    return max(states, key=lambda state: state.next_step, default=None)
 
 
 def _parse(metadata: str, group_id: str) -> StreamState:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from rollmill.trainer.returns import returns
 from rollmill.trainer.wire import WireBatch
 
 Side = Literal["left", "right"]
@@ -48,8 +50,16 @@ class PackedArrays:
     """[N]"""
     trace_index: npt.NDArray[np.int32]
     """[N], row of the trace in the header's table; -1 in a filler."""
+    group_index: npt.NDArray[np.int32]
+    """[N], place of the trace's group in the header's groups; -1 in a filler."""
+    session_index: npt.NDArray[np.int32]
+    """[N], number of the trace's rollout, counted over the step, the same on every rank; -1 in a filler."""
+    returns: npt.NDArray[np.float32]
+    """[T], see `rollmill.trainer.returns`."""
     token_rewards: npt.NDArray[np.float32] | None = None
     """[T]; None where no token has a reward of its own."""
+    extras: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """[T] each, by name: what the producer of the trajectories has added."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,11 @@ class PaddedArrays:
     prompt_lengths: npt.NDArray[np.int32]
     rewards: npt.NDArray[np.float32]
     trace_index: npt.NDArray[np.int32]
+    group_index: npt.NDArray[np.int32]
+    session_index: npt.NDArray[np.int32]
+    returns: npt.NDArray[np.float32]
     token_rewards: npt.NDArray[np.float32] | None = None
+    extras: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
 def pack(batch: WireBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
@@ -102,7 +116,11 @@ def pack(batch: WireBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
         prompt_lengths=batch.prompt_lengths,
         rewards=batch.rewards,
         trace_index=batch.trace_index,
+        group_index=batch.group_index,
+        session_index=batch.session_index,
+        returns=returns(batch.rewards, batch.token_rewards, batch.cu_seqlens),
         token_rewards=batch.token_rewards,
+        extras=batch.extras,
     )
 
 
@@ -136,7 +154,11 @@ def pad(packed: PackedArrays, side: Side = "right", pad_token_id: int = 0) -> Pa
         prompt_lengths=packed.prompt_lengths,
         rewards=packed.rewards,
         trace_index=packed.trace_index,
+        group_index=packed.group_index,
+        session_index=packed.session_index,
+        returns=rows(packed.returns),
         token_rewards=None if packed.token_rewards is None else rows(packed.token_rewards),
+        extras={name: rows(values) for name, values in packed.extras.items()},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,13 +20,42 @@ class _Tensors:
     """Moves all tensors of a layout at once."""
 
     def to(self, place: device | str, *, non_blocking: bool = False) -> Self:
-        """The same on another device; the numpy arrays stay where they are."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {
-            name: value.to(place, non_blocking=non_blocking) if hasattr(value, "to") else value
-            for name, value in values.items()
-        }
-        return type(self)(**moved)
+        """The same on another device; the numpy arrays stay where they are.
+
+        ``non_blocking``: from pinned memory (`pin_memory`) to CUDA the copy runs beside the host.
+        """
+        return self._each(lambda tensor: tensor.to(place, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """A copy in page-locked memory. Raises RuntimeError where torch finds no accelerator."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All of them."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            yield from (
+                tensor for tensor in (value.values() if isinstance(value, Mapping) else (value,)) if _is_tensor(tensor)
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def _each(self, action: Callable[[Tensor], Tensor]) -> Self:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return type(self)(**{name: _changed(value, action) for name, value in values.items()})
+
+
+def _changed(value: Any, action: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: action(each) for name, each in value.items()}
+    return action(value) if _is_tensor(value) else value
+
+
+def _is_tensor(value: object) -> bool:
+    return hasattr(value, "pin_memory")
 
 
 @dataclass(frozen=True)
@@ -46,7 +76,11 @@ class PaddedMicroBatch(_Tensors):
     prompt_lengths: Tensor
     rewards: Tensor
     trace_index: Tensor
+    group_index: Tensor
+    session_index: Tensor
+    returns: Tensor
     token_rewards: Tensor | None
+    extras: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -70,7 +104,11 @@ class MicroBatch(_Tensors):
     prompt_lengths: Tensor
     rewards: Tensor
     trace_index: Tensor
+    group_index: Tensor
+    session_index: Tensor
+    returns: Tensor
     token_rewards: Tensor | None
+    extras: Mapping[str, Tensor]
     filler: bool
     """True: nothing in it is trained; it is there so that every rank runs the same number of micro-batches."""
     arrays: _Numpy
@@ -98,8 +136,14 @@ def micro_batch(packed: PackedArrays, *, filler: bool) -> MicroBatch:
 
 def tensors_of(layout: Any) -> dict[str, Any]:
     """Fields of a dataclass of arrays, each array as a tensor; other values as they are."""
-    values = {field.name: getattr(layout, field.name) for field in fields(layout)}
-    return {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    values = {each.name: getattr(layout, each.name) for each in fields(layout)}
+    return {name: _as_tensors(value) for name, value in values.items()}
+
+
+def _as_tensors(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: tensor(each) for name, each in value.items()}
+    return tensor(value) if isinstance(value, np.ndarray) else value
 
 
 def tensor(array: npt.NDArray[Any]) -> Tensor:

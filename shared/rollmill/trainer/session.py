@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
 from rollmill.errors import FatalError
@@ -16,11 +15,12 @@ from rollmill.settings import KafkaSettings
 from rollmill.telemetry.clock import Clock
 from rollmill.topics import ACKS, BATCHES
 from rollmill.trainer.acknowledging import acknowledgement, closing_records, outgoing
-from rollmill.trainer.assembly import Expectation, StepAssembler, StepRecords
+from rollmill.trainer.assembly import Expectation, StepRecords
 from rollmill.trainer.committed import offsets_of, read_committed
 from rollmill.trainer.gate import Verdict
+from rollmill.trainer.joined_reader import JoinedReader
 from rollmill.trainer.policies import PolicyHistory, read_history
-from rollmill.trainer.reader import BatchReader
+from rollmill.trainer.share import OtherWorldSizeError, Share
 from rollmill.trainer.state import StreamState
 from rollmill.trainer.writer import TransactionalWriter
 
@@ -28,16 +28,18 @@ from rollmill.trainer.writer import TransactionalWriter
 class RankSession:
     """`open` before anything else; `standing` is the position after the last acknowledged step from then on."""
 
-    def __init__(self, settings: KafkaSettings, expectation: Expectation, prefetch_steps: int, clock: Clock) -> None:
+    def __init__(self, settings: KafkaSettings, policy: str, share: Share, prefetch_steps: int, clock: Clock) -> None:
         self._settings = settings
-        self._expectation = expectation
+        self._policy = policy
+        self.share = share
+        """Assumed to be cut for its own ranks, until a state or the log says otherwise."""
         self._prefetch_steps = prefetch_steps
         self._clock = clock
         self._clients = KafkaClients(settings)
-        self._partition = TopicPartition(BATCHES.full_name(settings.prefix), expectation.rank)
-        name = f"{settings.prefix}trainer.{expectation.rank}"
+        self._topic = BATCHES.full_name(settings.prefix)
+        name = f"{settings.prefix}trainer.{share.rank}"
         self._writer = TransactionalWriter(self._clients, name, settings.transaction_timeout_ms)
-        self._reader: BatchReader | None = None
+        self._reader: JoinedReader | None = None
         self._head: asyncio.Task[StepRecords] | None = None
         self._stop = asyncio.Event()
         self._state: StreamState | None = None
@@ -66,7 +68,7 @@ class RankSession:
     async def peek(self, timeout_seconds: float | None) -> StepRecords | None:
         """The next step, the same until `take`; None once stopped. Raises TimeoutError, or why reading failed."""
         if self._head is None:
-            self._head = asyncio.create_task(self._reading.next_step())
+            self._head = asyncio.create_task(self._next_step())
         stopped = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait(
             (self._head, stopped), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
@@ -90,20 +92,18 @@ class RankSession:
         header, state = records.header, self.standing
         if header.step != state.next_step:
             raise FatalError(f"step {header.step} cannot be acknowledged, step {state.next_step} is next")
-        after = state.replace(
-            epoch=verdict.version.epoch,
-            next_step=header.step + 1,
-            offsets={str(self._partition.partition): records.next_offset},
-        )
-        closing = closing_records(header, verdict, self._clock.now(), self._settings)
-        await self._commit(closing, after)
+        offsets = {str(number): offset for number, offset in records.offsets.items()}
+        after = state.replace(epoch=verdict.version.epoch, next_step=header.step + 1, offsets=offsets)
+        now = self._clock.now()
+        closing = [closing_records(each, verdict, now, self._settings) for each in records.headers]
+        await self._commit([record for records_of_one in closing for record in records_of_one], after)
 
     async def end_of_stream(self) -> None:
         await self._writer.write([self._event(EndOfStream(run=self._settings.run, at=self._clock.now()))])
 
     async def history(self) -> PolicyHistory:
         deadline = self._writer.deadline_seconds
-        return await read_history(self._clients, self._settings, self._expectation.policy, deadline)
+        return await read_history(self._clients, self._settings, self._policy, deadline)
 
     async def close(self) -> None:
         self._stop.set()
@@ -113,13 +113,10 @@ class RankSession:
     @property
     def reading(self) -> str:
         """Where the reader stands, for a person."""
-        reader = self._reading
-        return f"{self._partition.topic}/{self._partition.partition}, position {reader.position}, last seen: " + (
-            reader.last_seen
-        )
+        return str(self._reading)
 
     @property
-    def _reading(self) -> BatchReader:
+    def _reading(self) -> JoinedReader:
         if self._reader is None:
             raise FatalError("the stream is closed")
         return self._reader
@@ -133,7 +130,7 @@ class RankSession:
     async def _take_over(self) -> None:
         """Fence the former owner first: what it left open is decided before the committed position is read."""
         await self._writer.start()
-        self._committed = await read_committed(self._clients, self._writer.transactional_id, self._partition)
+        self._committed = await read_committed(self._clients, self._writer.transactional_id, self._topic)
         self._state = self._committed or self._untouched()
 
     def _untouched(self) -> StreamState:
@@ -141,18 +138,38 @@ class RankSession:
         return StreamState(
             run=self._settings.run,
             next_step=0,
-            offsets={str(self._partition.partition): 0},
-            world_size=self._expectation.world_size,
+            offsets={str(number): 0 for number in self.share.partitions},
+            world_size=self.share.world_size,
         )
+
+    async def _next_step(self) -> StepRecords:
+        """The first step of the log says how many ranks it is cut for; until then this is only assumed."""
+        try:
+            return await self._reading.next_step()
+        except OtherWorldSizeError as other:
+            if self.standing != self._untouched():
+                raise
+            self.share = Share.of(self.share.rank, self.share.ranks, other.found)
+            self._state = self._untouched()
+            await self._close_reader()
+            self._reader = await self._reader_from(self._state)
+            return await self._reading.next_step()
 
     async def _move(self, wanted: StreamState) -> None:
         """Make the log agree with a checkpoint: steps above it are taken back, steps below it are acknowledged."""
+        share = Share.of(self.share.rank, self.share.ranks, wanted.world_size)
+        wanted = wanted.narrowed(share)
+        wanted.check(run=self._settings.run, share=share)
+        self.share = share
         known = self._committed
+        if known is not None and set(known.offsets) != set(wanted.offsets):
+            known = None  # of another number of ranks: nothing to compare
         if known is None or wanted.next_step < known.next_step:
-            await self._commit([self._event(self._rewound(wanted))] if wanted.next_step or known else [], wanted)
+            await self._commit(self._rewound(wanted) if wanted.next_step or self._committed else [], wanted)
         elif wanted.next_step > known.next_step:
             passed = await self._headers(known, wanted.next_step - known.next_step)
-            await self._commit([self._event(acknowledgement(each, self._clock.now())) for each in passed], wanted)
+            now = self._clock.now()
+            await self._commit([self._event(acknowledgement(each, now), each.rank) for each in passed], wanted)
         self._state = wanted
 
     async def _headers(self, known: StreamState, count: int) -> list[BatchHeader]:
@@ -160,33 +177,40 @@ class RankSession:
         reader = await self._reader_from(known)
         try:
             async with asyncio.timeout(self._writer.deadline_seconds):
-                return [(await reader.next_step()).header for _ in range(count)]
+                return [header for _ in range(count) for header in (await reader.next_step()).headers]
         except TimeoutError:
             raise FatalError(f"the state is {count} steps ahead of the log of run {known.run!r}") from None
         finally:
             await reader.close()
 
     async def _commit(self, records: Sequence[Outgoing], state: StreamState) -> None:
-        await self._writer.write(records, offsets_of(state, self._partition))
+        await self._writer.write(records, offsets_of(state, self._topic))
         self._state = self._committed = state
 
-    def _rewound(self, wanted: StreamState) -> Rewound:
-        rank = self._expectation.rank
-        return Rewound(run=wanted.run, next_step=wanted.next_step, rank=rank, at=self._clock.now())
+    def _rewound(self, wanted: StreamState) -> list[Outgoing]:
+        now = self._clock.now()
+        return [
+            self._event(Rewound(run=wanted.run, next_step=wanted.next_step, rank=number, at=now), number)
+            for number in self.share.partitions
+        ]
 
-    def _event(self, event: Record) -> Outgoing:
-        return outgoing(ACKS, str(self._expectation.rank), event, self._settings)
+    def _event(self, event: Record, rank: int | None = None) -> Outgoing:
+        return outgoing(ACKS, str(self.share.rank if rank is None else rank), event, self._settings)
 
     async def _read_from(self, state: StreamState) -> None:
+        """Raises ConfigurationError where the state is of other partitions than this rank's."""
         await self._stop_reading()
+        self.share = Share.of(self.share.rank, self.share.ranks, state.world_size)
         self._reader = await self._reader_from(state)
 
-    async def _reader_from(self, state: StreamState) -> BatchReader:
-        expected = self._expectation
-        offset = state.check(run=expected.run, world_size=expected.world_size, partition=expected.rank)
-        assembler = StepAssembler(expected, state.next_step)
-        reader = BatchReader(self._clients, self._partition, assembler, self._prefetch_steps)
-        await reader.start(offset)
+    async def _reader_from(self, state: StreamState) -> JoinedReader:
+        offsets = state.check(run=self._settings.run, share=self.share)
+        expected = {
+            number: Expectation(self._settings.run, self._policy, number, self.share.world_size, self.share.ranks)
+            for number in self.share.partitions
+        }
+        reader = JoinedReader(self._clients, self._topic, expected, state.next_step, self._prefetch_steps)
+        await reader.start(offsets)
         return reader
 
     async def _stop_reading(self) -> None:
@@ -194,6 +218,9 @@ class RankSession:
         if head is not None:
             head.cancel()
             await asyncio.gather(head, return_exceptions=True)
+        await self._close_reader()
+
+    async def _close_reader(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from rollmill.errors import ConfigurationError
 from rollmill.models import Identifier, Record
+from rollmill.trainer.share import Share
 
 
 class StreamState(Record):
@@ -32,15 +34,30 @@ class StreamState(Record):
         except ValidationError as error:
             raise ConfigurationError(f"this is no state of a batch stream: {error}") from error
 
-    def check(self, *, run: str, world_size: int, partition: int) -> int:
-        """The offset to go on from; raises ConfigurationError where the state belongs to another stream."""
+    def check(self, *, run: str, share: Share) -> dict[int, int]:
+        """The offsets to go on from; raises ConfigurationError where the state belongs to another stream."""
         if self.run != run:
             raise ConfigurationError(f"the state belongs to run {self.run!r}, this stream reads run {run!r}")
-        if self.world_size != world_size:
+        wanted = set(map(str, share.partitions))
+        if self.world_size != share.world_size or set(self.offsets) != wanted:
             raise ConfigurationError(
-                f"the state was written with world size {self.world_size}, this trainer has {world_size}: the steps "
-                f"in the log are cut for {self.world_size} ranks, so start it with {self.world_size}"
+                f"the state is of partition {', '.join(self.offsets)} of {self.world_size}, rank {share.rank} of "
+                f"{share.ranks} reads {', '.join(sorted(wanted))} of {share.world_size}: give load_state_dict the "
+                "states of all ranks of the checkpoint"
             )
-        if set(self.offsets) != {str(partition)}:
-            raise ConfigurationError(f"the state belongs to rank {', '.join(self.offsets)}, this is rank {partition}")
-        return self.offsets[str(partition)]
+        return {int(number): offset for number, offset in self.offsets.items()}
+
+    @classmethod
+    def of_ranks(cls, states: Sequence[Self]) -> Self:
+        """One state with the partitions of all. Raises ConfigurationError where they are not of one checkpoint."""
+        first = states[0]
+        alike = {(each.run, each.epoch, each.next_step, each.world_size) for each in states}
+        if len(alike) > 1:
+            raise ConfigurationError(f"the states are not of one checkpoint: (run, epoch, step, ranks) {sorted(alike)}")
+        offsets = {number: offset for each in states for number, offset in each.offsets.items()}
+        return first.replace(offsets=offsets)
+
+    def narrowed(self, share: Share) -> Self:
+        """With the partitions of one rank alone."""
+        kept = {number: offset for number, offset in self.offsets.items() if int(number) in share.partitions}
+        return self.replace(offsets=kept)

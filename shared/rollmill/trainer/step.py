@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollmill.errors import InvalidInputError
 from rollmill.models import BatchHeader, Denominators, PolicyVersion
 from rollmill.trainer.assembly import StepRecords
-from rollmill.trainer.gate import Verdict
+from rollmill.trainer.division import divide
+from rollmill.trainer.gate import Verdict, denominators
 from rollmill.trainer.layouts import PackedArrays, pack
 from rollmill.trainer.micro_batch import micro_batch
+from rollmill.trainer.mini_batch import MiniBatch
 from rollmill.trainer.wire import WireBatch
 
 if TYPE_CHECKING:
@@ -70,6 +74,40 @@ class Step:
     def __iter__(self) -> Iterator[MicroBatch]:
         for batch, packed in zip(self.records.batches, self.arrays, strict=True):
             yield micro_batch(packed, filler=batch.header.filler)
+
+    def minibatches(self, n: int) -> Iterator[MiniBatch]:
+        """The step in ``n`` parts of whole rollouts, each for an optimizer step of its own; `ack` follows the last.
+
+        Fewer where the step has fewer rollouts, the same on every rank. Stale traces are in none.
+        """
+        yield from self._divided(n, 0)
+
+    def replay(self, epochs: int, minibatches: int = 1) -> Iterator[MiniBatch]:
+        """The step ``epochs`` times, each time in ``minibatches`` parts, in another order in each pass.
+
+        The order comes from run, step and pass: it is the same on every rank, and after a restart.
+        """
+        for epoch in range(epochs):
+            parts = self._divided(minibatches, epoch)
+            random.Random(f"{self.header.run}/{self.number}/{epoch}").shuffle(parts)  # noqa: S311  # no secret
+            yield from parts
+
+    def _divided(self, n: int, epoch: int) -> list[MiniBatch]:
+        if n < 1:
+            raise InvalidInputError(f"a step is divided into at least one part, not {n}")
+        header, share = self.header, self.records.share
+        parts = divide(header.table, self.verdict.kept, share, header.world_size // share, n)
+        return [
+            MiniBatch(
+                epoch,
+                number,
+                denominators([header.table[row] for row in part.rows], header.loss_weighting),
+                self.arrays,
+                part,
+                header.rank // share,
+            )
+            for number, part in enumerate(parts)
+        ]
 
     def ack(self) -> None:
         """Say that the optimizer step is done: outcomes, acknowledgement and position in one transaction.

@@ -12,10 +12,11 @@ from rollmill.errors import ConfigurationError, InvalidInputError, RetryableErro
 from rollmill.models import BatchHeader, PolicyVersion
 from rollmill.settings import KafkaSettings
 from rollmill.telemetry.clock import Clock, SystemClock
-from rollmill.trainer.assembly import Expectation, StepRecords
+from rollmill.trainer.assembly import StepRecords
 from rollmill.trainer.gate import StaleAction, Verdict, judge, unknown_epochs
 from rollmill.trainer.loop import LoopThread
 from rollmill.trainer.session import RankSession
+from rollmill.trainer.share import Share
 from rollmill.trainer.state import StreamState
 from rollmill.trainer.step import Step
 
@@ -35,6 +36,9 @@ class _Open:
 
 class BatchStream:
     """The steps of rank ``rank`` of ``world_size``, each exactly once on the lineage of the loaded checkpoint.
+
+    Steps that are cut for more ranks are read where ``world_size`` divides their number: a rank then has the
+    micro-batches of several. Otherwise they are refused (ConfigurationError).
 
     >>> for step in stream.steps(lambda: version):
     ...     for mb in step:
@@ -68,9 +72,9 @@ class BatchStream:
                 f"rank {rank} of {world_size}: ranks count from 0, and at most {settings.batch_partitions} "
                 "(batch_partitions) of them can read"
             )
-        expectation = Expectation(settings.run, policy, rank, world_size)
-        self._expectation = expectation
-        self._session = RankSession(settings, expectation, prefetch_steps, clock or SystemClock())
+        self._rank, self._run = rank, settings.run
+        share = Share(rank, world_size, world_size)
+        self._session = RankSession(settings, policy, share, prefetch_steps, clock or SystemClock())
         self._loop = LoopThread(f"rollmill-batches-{rank}")
         self._stale = StaleAction(stale)
         self._timeout = timeout
@@ -130,14 +134,13 @@ class BatchStream:
         """Position after the last acknowledged step, plain JSON values, to be kept in the trainer's checkpoint."""
         return self._open().dump()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *others: dict[str, Any]) -> None:
         """Go on from a checkpoint; it beats the committed position. A difference is written down as `Rewound`.
 
-        Raises ConfigurationError for a state of another run, rank or world size. Open steps become void.
+        Where the checkpoint was written by another number of ranks, give the states of all of them. Raises
+        ConfigurationError for states of another run, or that do not cover this rank. Open steps become void.
         """
-        expected = self._expectation
-        wanted = StreamState.read(state)
-        wanted.check(run=expected.run, world_size=expected.world_size, partition=expected.rank)
+        wanted = StreamState.of_ranks([StreamState.read(each) for each in (state, *others)])
         self._open_steps.clear()
         self._loop.call(self._session.open(wanted))
 
@@ -161,7 +164,7 @@ class BatchStream:
         held = [item.records.header.step for item in self._open_steps]
         standing = self._open().next_step
         return (
-            f"no step in {wait:g} s: rank {self._expectation.rank} of run {self._expectation.run!r} awaits step "
+            f"no step in {wait:g} s: rank {self._rank} of run {self._run!r} awaits step "
             f"{held[-1] + 1 if held else standing} ({self._session.reading}); newest version {self._newest}; "
             f"steps not acknowledged: {', '.join(map(str, held)) or 'none'}"
         )
@@ -190,7 +193,7 @@ class BatchStream:
     def _count(self, header: BatchHeader, verdict: Verdict) -> None:
         self._counts["steps_skipped" if verdict.empty else "steps_handed_over"] += 1
         for row, kept in zip(header.table, verdict.kept, strict=True):
-            if row.rank == header.rank and not kept:
+            if row.rank in self._session.share.partitions and not kept:
                 self._counts["traces_stale"] += 1
                 self._counts["tokens_stale"] += row.mask_sum
 

@@ -44,6 +44,7 @@ def main(
         raise SystemExit(EXIT_FATAL) from errors
     print(json.dumps(report.as_json()) if as_json else summary(report))
     _complain(complaints := failures(report, min_rise=min_rise))
+    display.say(f"{len(complaints)} checks failed" if complaints else "every check passed")
     raise SystemExit(_FAILED if complaints else 0)
 
 

@@ -114,7 +114,7 @@ def sparkline(rewards: Sequence[float]) -> str:
 def picture(board: Board, events: Sequence[str]) -> RenderableType:
     steps = len(board.lessons.steps)
     head = Table.grid(padding=(0, 2))
-    head.add_row(f"step {steps} of at most {board.target}", ProgressBar(board.target, steps, width=40), board.phase)
+    head.add_row(f"step {steps}, drains at {board.target}", ProgressBar(board.target, steps, width=40), board.phase)
     rewards = board.lessons.rewards
     head.add_row("reward", Text(sparkline(rewards), style="green"), f"{last_mean(rewards) or 0.0:.3f}")
     speed = f"{len(board.record)} sessions, {board.record.calls} calls, {board.calls_per_second:.0f} calls/s"

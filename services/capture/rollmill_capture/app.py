@@ -28,7 +28,7 @@ from rollmill_capture.call_api import Caller
 from rollmill_capture.capabilities import Engines
 from rollmill_capture.desk import SessionDesk
 from rollmill_capture.fence import Fence
-from rollmill_capture.handlers import ModelsEndpoint, make_application
+from rollmill_capture.handlers import make_application
 from rollmill_capture.log import KafkaLog
 from rollmill_capture.pause import Pauses
 from rollmill_capture.probe import Probe
@@ -99,7 +99,7 @@ def assemble(parts: Parts) -> Starlette:
     )
     fence = Fence(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
     calls = call_routes(caller, lambda endpoint: fence.around(endpoint, desk.named_for_retries))
-    return make_application(sessions, calls, ModelsEndpoint(desk, routes, parts.upstream), admin)
+    return make_application(sessions, calls, admin)
 
 
 def build(settings: CaptureSettings) -> Service:

@@ -242,9 +242,14 @@ def _closed_before(entry: SessionEntry, closing: Closing) -> SessionEntry:
 def _environment(entry: SessionEntry, base_url: str, token: str) -> dict[str, str]:
     """What a process needs so that a stock SDK in it talks to capture."""
     task = {} if entry.spec.task_id is None else {"ROLLMILL_TASK_ID": entry.spec.task_id}
+    address = base_url.removesuffix("/v1")  # other SDKs put the version behind it themselves
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": address,
+        "ANTHROPIC_API_KEY": token,
+        "GOOGLE_GEMINI_BASE_URL": address,
+        "GEMINI_API_KEY": token,
         "ROLLMILL_SESSION_ID": entry.session_id,
         **task,
     }

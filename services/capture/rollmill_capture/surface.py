@@ -6,8 +6,10 @@ API is found behind the session's address with and without its ``/v1``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
@@ -22,6 +24,9 @@ from rollmill_capture.apis.passing import PassingApi
 from rollmill_capture.apis.responses_reply import ResponsesApi
 from rollmill_capture.call_api import CallEndpoint, Caller
 from rollmill_capture.engines.wires import MESSAGES, RESPONSES
+from rollmill_capture.lookups import Lookups
+
+Lookup = Callable[[Request], Awaitable[Response]]
 
 SESSION = "/sessions/{session_id}"
 GEMINI_VERSIONS = ("v1beta", "v1", "v1alpha")
@@ -43,5 +48,16 @@ def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[Ba
             (f"/{version}/models/{{model:path}}:generateContent", GeminiApi(streams=False), None),
             (f"/{version}/models/{{model:path}}:streamGenerateContent", GeminiApi(streams=True), None),
         ]
+    looks = Lookups(caller)
+    lookups: list[tuple[str, Lookup, str]] = [
+        ("/v1/models", looks.models, "GET"),
+        ("/v1/messages/count_tokens", looks.count_messages, "POST"),
+        ("/v1beta/models", looks.gemini_models, "GET"),
+        ("/v1beta/models/{model:path}:countTokens", looks.count_gemini, "POST"),
+        ("/v1/models/{model:path}:countTokens", looks.count_gemini, "POST"),
+    ]
     endpoints = [(path, fenced(CallEndpoint(caller, api, native))) for path, api, native in apis]
-    return [Route(f"{base}{path}", endpoint, methods=["POST"]) for base in BASES for path, endpoint in endpoints]
+    return [
+        *(Route(f"{base}{path}", endpoint, methods=["POST"]) for base in BASES for path, endpoint in endpoints),
+        *(Route(f"{base}{path}", lookup, methods=[method]) for base in BASES for path, lookup, method in lookups),
+    ]

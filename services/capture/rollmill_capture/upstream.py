@@ -72,6 +72,14 @@ class Upstream:
         except httpx.HTTPError as error:
             raise upstream_error(error, target) from error
 
+    async def post(self, target: Target, path: str, body: bytes) -> httpx.Response:
+        """A whole answer to a question beside the calls. Raises UpstreamError."""
+        headers = {**_headers(target), "content-type": "application/json"}
+        try:
+            return await self.client.post(f"{target.root}{path}", content=body, headers=headers)
+        except httpx.HTTPError as error:
+            raise upstream_error(error, target) from error
+
     async def models(self, target: Target) -> httpx.Response:
         """The engine's list of models. Raises UpstreamError."""
         headers = _headers(target)

@@ -109,6 +109,10 @@ async def test_opening_tells_what_an_agent_needs() -> None:
     assert opened["environment"] == {
         "OPENAI_BASE_URL": "https://capture.example/sessions/s1/v1",
         "OPENAI_API_KEY": opened["api_key"],
+        "ANTHROPIC_BASE_URL": "https://capture.example/sessions/s1",
+        "ANTHROPIC_API_KEY": opened["api_key"],
+        "GOOGLE_GEMINI_BASE_URL": "https://capture.example/sessions/s1",
+        "GEMINI_API_KEY": opened["api_key"],
         "ROLLMILL_SESSION_ID": "s1",
         "ROLLMILL_TASK_ID": "t1",
     }

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.models import Cut, Outcome, PolicyAnnouncement, PolicyVersion, Trace, Trajectory
+from rollmill.models import Cut, Outcome, PolicyAnnouncement, PolicyVersion, StalenessBasis, Trace, Trajectory
 from rollmill.testing.memory import MemoryTask
 from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, CUTS, OUTCOMES, POLICIES, TRAJECTORIES
@@ -17,23 +18,33 @@ from rollmill.trainer.wire import WireBatch, read_batch
 from rollmill_batcher.advantages import Grpo
 from rollmill_batcher.handlers import BatcherStage
 from rollmill_batcher.held import Held
+from rollmill_batcher.ordering import StepOrder
 from rollmill_batcher.packing import Size, plan
-from rollmill_batcher.rules import GroupRules, Learning, Rules
-from rollmill_batcher.staleness import Staleness
+from rollmill_batcher.rules import Credit, GroupRules, Learning, Rules
+from rollmill_batcher.staleness import Staleness, StalenessAction
 from rollmill_batcher.weights import LossWeighting
 
 Task = MemoryTask[Held]
+LIMIT = Staleness(2)
 
 
 def rules(
-    *, world_size: int = 1, tokens: int = 64, weighting: LossWeighting = LossWeighting.TOKEN_MEAN, seed: int = 0
+    *,
+    world_size: int = 1,
+    tokens: int = 64,
+    weighting: LossWeighting = LossWeighting.TOKEN_MEAN,
+    seed: int = 0,
+    staleness: Staleness = LIMIT,
+    order: StepOrder = StepOrder.FIFO,
+    credit: Credit = Credit.ROLLOUT,
 ) -> Rules:
     return Rules(
         run="run",
         policy="policy",
-        learning=Learning("grpo", Grpo(), weighting),
+        learning=Learning("grpo", Grpo(), weighting, credit=credit),
         groups=GroupRules(deadline_seconds=60.0),
-        staleness=Staleness(2),
+        staleness=staleness,
+        order=order,
         groups_per_step=2,
         world_size=world_size,
         micro_batch=Size(tokens, 2**20),
@@ -84,25 +95,47 @@ def groups(draw: st.DrawFn) -> list[Trajectory]:
     return members
 
 
+choices = st.fixed_dictionaries(
+    {
+        "staleness": st.builds(
+            Staleness,
+            limit=st.integers(0, 3),
+            action=st.sampled_from(StalenessAction),
+            basis=st.sampled_from(StalenessBasis),
+        ),
+        "order": st.sampled_from(StepOrder),
+        "credit": st.sampled_from(Credit),
+    }
+)
+
+
 def sampled(members: Sequence[Trajectory]) -> int:
     return sum(unit.tokens for member in members for unit in member.manifest.units)
 
 
 @settings(max_examples=60, deadline=None)
-@given(members=groups(), world_size=st.integers(1, 3), tokens=st.integers(20, 64))
-def test_every_token_is_trained_excluded_or_waits(members: list[Trajectory], world_size: int, tokens: int) -> None:
-    task = run(rules(world_size=world_size, tokens=tokens), members)
-    trained = sum(int(batch.loss_mask.sum()) for batch in batches(task))
+@given(members=groups(), world_size=st.integers(1, 3), tokens=st.integers(20, 64), chosen=choices)
+def test_every_token_is_trained_excluded_or_waits(
+    members: list[Trajectory], world_size: int, tokens: int, chosen: dict[str, Any]
+) -> None:
+    task = run(rules(world_size=world_size, tokens=tokens, **chosen), members)
+    found = batches(task)
+    trained = sum(int(batch.loss_mask.sum()) for batch in found)
     words = [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, Outcome)]
     waiting = [member for key, held in task.state.items() if key.startswith("group:") for member in _members(held)]
     assert trained + sum(word.tokens for word in words) + sampled(waiting) == sampled(members)
+    assert trained == sum(unit.tokens for row in (found[0].header.table if found else ()) for unit in row.units)
+    assert found == [] or trained == found[0].header.denominators.tokens
 
 
 @settings(max_examples=40, deadline=None)
-@given(members=groups(), data=st.data())
-def test_the_order_of_arrival_changes_nothing(members: list[Trajectory], data: st.DataObject) -> None:
+@given(members=groups(), data=st.data(), chosen=choices)
+def test_the_order_of_arrival_changes_nothing(
+    members: list[Trajectory], data: st.DataObject, chosen: dict[str, Any]
+) -> None:
     shuffled = data.draw(st.permutations(members))
-    assert outputs(run(rules(world_size=2), members)) == outputs(run(rules(world_size=2), shuffled))
+    made = rules(world_size=2, **chosen)
+    assert outputs(run(made, members)) == outputs(run(made, shuffled))
 
 
 @settings(max_examples=40, deadline=None)

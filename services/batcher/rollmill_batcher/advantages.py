@@ -84,7 +84,7 @@ class Rloo(BaseAdvantage):
 
     def compute(self, rewards: Floats) -> Floats:
         count = len(rewards)
-        advantages: Floats = (rewards - rewards.mean()) * (count / (count - 1))
+        advantages: Floats = _centred(rewards) * (count / (count - 1))
         return advantages
 
 

@@ -102,7 +102,7 @@ class MemberVerdict:
             return None
         if self.reward is None:
             return f"{UNGRADED}:{self.member.ungraded_reason or 'unknown'}"
-        return self.member.status.value.lower() if self.traces else NO_TRACES
+        return self.traces[0].reason if self.traces else NO_TRACES
 
 
 def counts(member: Trajectory, treatments: Treatments) -> bool:

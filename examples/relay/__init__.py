@@ -1,6 +1,10 @@
-"""The relay demo: a tiny language model, its engine, the agents that use it and the recipe that improves it.
+"""The relay demo: a closed loop that learns on a CPU, through the whole chain, and checks itself.
 
-What comes in: nothing but seeds. What goes out: chat completions in vLLM's wire format (`engine`), transcripts of the
-agents' sessions (`agents`) and updated weights (`learning`). State: the weights and their version, in the engine's
-memory; a crash loses them and the trainer publishes them again.
+What comes in: seeds. What goes out: a report, and an exit code that says whether every check was passed. State: the
+weights and their version, in the engine's memory; everything else is on the log, under a prefix of the run's own.
+
+The model's side: `task`, `model`, `sampler`, `microbatch`, `chat_wire`, `engine`. The agents' side: `agents`, `pacing`,
+`admission`, `capture_sessions`, `transcripts`. What the pipeline imports by name: `evaluator`. The trainer's side:
+`learning`, `training`. What looks on: `watch`, `display`; what judges: `oracle`, `gap`, `report`. What runs it all:
+`options`, `pipeline`, `loop`, `run`. What spoils it on purpose: `sabotage`, `faulty_stream`.
 """

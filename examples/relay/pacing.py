@@ -1,8 +1,7 @@
-"""How fast the agents go, told by the engine's version: when a group may start, and a tool that is slow on purpose."""
+"""Groups one after the other, and a tool that is slow on purpose, told by the engine's version."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,31 +82,6 @@ def is_slow(group: int) -> bool:
 def tools(slow: SlowTool) -> Callable[[int, int], Tool]:
     """For `Crew.tool_of`: the first member of every seventh group is slow on purpose."""
     return lambda group, member: slow.for_one_session() if is_slow(group) and member == 0 else quick_tool
-
-
-@dataclass(frozen=True)
-class VersionPacer:
-    """Lets group g start when the engine is at most `steps_ahead` steps behind the step that will train it.
-
-    Step s trains `groups_per_step` groups and makes version s + 1. Slow groups come on top where `slow_are_extra`:
-    they are expected to be excluded, and a step that counted on them would starve. Groups may also be excluded for
-    other reasons; so after `patience` seconds without the version a group starts anyway.
-    """
-
-    versions: EngineVersions
-    groups_per_step: int = 8
-    steps_ahead: int = 1
-    slow_are_extra: bool = True
-    patience: float = 3.0
-
-    async def admit(self, group: int) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.patience):
-                await self.versions.reached(self.version_for(group))
-
-    def version_for(self, group: int) -> int:
-        trained_before = group - group // SLOW_EVERY if self.slow_are_extra else group
-        return max(trained_before // self.groups_per_step - self.steps_ahead, 0)
 
 
 async def run_groups(crew: Crew, admit: Callable[[int], Coroutine[Any, Any, None]], stop: asyncio.Event) -> int:

@@ -13,7 +13,7 @@ from relay.agents import Crew, Session, Tool, Transcript, make_client, quick_too
 from relay.engine import create_app
 from relay.microbatch import Engine
 from relay.model import RelayModel, to_bytes
-from relay.pacing import EngineVersions, SlowTool, VersionPacer, is_slow, run_groups, tools, unless_stopped
+from relay.pacing import EngineVersions, SlowTool, is_slow, run_groups, tools, unless_stopped
 from relay.sabotage import Sabotage
 from relay.task import group_digits, group_id
 
@@ -124,14 +124,6 @@ async def test_the_first_member_of_every_seventh_group_is_slow() -> None:
     assert [group for group in range(21) if is_slow(group)] == [6, 13, 20]
     slow = [(group, member) for group in range(14) for member in range(8) if choose(group, member) is not quick_tool]
     assert slow == [(6, 0), (13, 0)]
-
-
-async def test_groups_may_be_one_step_ahead() -> None:
-    async with world() as it:
-        exact = VersionPacer(it.versions, slow_are_extra=False)
-        extra = VersionPacer(it.versions)
-    assert [exact.version_for(group) for group in (0, 15, 16, 23, 24)] == [0, 0, 1, 1, 2]
-    assert [extra.version_for(group) for group in (0, 17, 18, 27)] == [0, 0, 1, 2]
 
 
 async def test_groups_start_until_the_stop_and_are_finished() -> None:

@@ -37,6 +37,15 @@ class AsgiCall:
         self.leave()
         await self._task
 
+    def query(self, query: bytes) -> None:
+        """Say what follows the path's question mark, before the request begins."""
+        self._scope["query_string"] = query
+
+    @property
+    def waiting(self) -> bool:
+        """Nothing that the application has sent is left to be seen."""
+        return self._sent.empty()
+
     def leave(self) -> None:
         self._requests.put_nowait({"type": "http.disconnect"})
 

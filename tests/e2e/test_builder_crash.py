@@ -10,12 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from aiokafka import ConsumerRecord, TopicPartition
 
 from rollmill.codec import JSON, decode, encode
 from rollmill.errors import EXIT_FENCED
 from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import (
     CompletionRecord,
@@ -29,7 +27,8 @@ from rollmill.models import (
 )
 from rollmill.settings import KafkaSettings
 from rollmill.supervisor import RestartPolicy, Supervisor, kafka_environment, service_program
-from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES, Topic, partition_of
+from rollmill.testing.log import produce, read
+from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES, partition_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
 
@@ -86,39 +85,8 @@ def closed(session: int) -> SessionClosed:
     return SessionClosed(session_id=f"s{session}", at=9.0)
 
 
-async def produce(settings: KafkaSettings, events: Sequence[Event]) -> None:
-    producer = KafkaClients(settings).producer()
-    await producer.start()
-    try:
-        topic = COMPLETIONS.full_name(settings.prefix)
-        headers = [("content-type", JSON.encode())]
-        sends = [
-            await producer.send(topic, encode(event, JSON), event.session_id.encode(), headers=headers)
-            for event in events
-        ]
-        await asyncio.gather(*sends)
-    finally:
-        await producer.stop()
-
-
-async def read(settings: KafkaSettings, topic: Topic, count: int) -> list[ConsumerRecord]:
-    """At least ``count`` committed records, and whatever else is there."""
-    consumer = KafkaClients(settings).consumer(reset="earliest")
-    await consumer.start()
-    try:
-        name = topic.full_name(settings.prefix)
-        consumer.assign([TopicPartition(name, p) for p in range(topic.partitions(settings))])
-        records: list[ConsumerRecord] = []
-        async with asyncio.timeout(60):
-            quiet = 0
-            while len(records) < count or quiet < 3:
-                found = await consumer.getmany(timeout_ms=200)
-                quiet = 0 if found else quiet + 1
-                for batch in found.values():
-                    records += batch
-        return records
-    finally:
-        await consumer.stop()
+async def send(settings: KafkaSettings, events: Sequence[Event]) -> None:
+    await produce(settings, COMPLETIONS, [(event.session_id, encode(event, JSON)) for event in events])
 
 
 def expected(session: int) -> tuple[list[int], list[int], list[int]]:
@@ -137,13 +105,13 @@ async def test_kill_9_in_the_middle_of_200_open_sessions(settings: KafkaSettings
     everyone = range(SESSIONS)
     await supervisor.start(service_program("builder", {}))
     await supervisor.wait_ready()
-    await produce(settings, [opened(n) for n in everyone] + [turn(n, 0) for n in everyone])
+    await send(settings, [opened(n) for n in everyone] + [turn(n, 0) for n in everyone])
     await read(settings, OUTCOMES, SESSIONS // 4)  # it is at work now, and every session is open
     supervisor.kill("builder")
-    await produce(settings, [turn(n, 1) for n in everyone])
+    await send(settings, [turn(n, 1) for n in everyone])
     await supervisor.wait_ready()
     supervisor.kill("builder")
-    await produce(settings, [turn(n, 2) for n in everyone] + [closed(n) for n in everyone])
+    await send(settings, [turn(n, 2) for n in everyone] + [closed(n) for n in everyone])
     built = [decode(Trajectory, r.value, tuple(r.headers)) for r in await read(settings, BUILT, SESSIONS)]
     assert supervisor.starts("builder") == 3
     assert Counter(trajectory.session_id for trajectory in built) == {f"s{n}": 1 for n in everyone}
@@ -171,7 +139,7 @@ async def test_a_stopped_and_woken_zombie_exits_fenced_and_writes_nothing(
     async with Supervisor(tmp_path, environment=environment, report=lambda _line: None) as supervisor:
         await supervisor.start(service_program("builder", {}))
         await supervisor.wait_ready()
-        await produce(settings, [opened(1), turn(1, 0)])
+        await send(settings, [opened(1), turn(1, 0)])
         await read(settings, OUTCOMES, 1)
         zombie = supervisor.pid("builder")
         assert zombie is not None
@@ -180,7 +148,7 @@ async def test_a_stopped_and_woken_zombie_exits_fenced_and_writes_nothing(
             await successor.start(service_program("builder", {}))
             await successor.wait_ready()
             os.kill(zombie, signal.SIGCONT)
-            await produce(settings, [turn(1, 1), turn(1, 2), closed(1)])
+            await send(settings, [turn(1, 1), turn(1, 2), closed(1)])
             built = await read(settings, BUILT, 1)
             await gone(supervisor, zombie)
             assert await supervisor.stop("builder") == EXIT_FENCED

@@ -7,14 +7,11 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
-import orjson
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
 
-from rollmill.codec import DEAD_LETTER, header
 from rollmill.errors import FatalError, FencedError, PoisonRecordError
 from rollmill.kafka.admin import apply_topics
 from rollmill.kafka.clients import KafkaClients
@@ -26,6 +23,7 @@ from rollmill.stream.task import Task, TaskTools
 from rollmill.telemetry.clock import SystemClock
 from rollmill.telemetry.health import Health
 from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.log import dead_letter_info, produce, read
 from rollmill.topics import DEAD_LETTERS, OUTCOMES, Partitioning, Topic, changelog
 
 pytestmark = pytest.mark.kafka
@@ -96,33 +94,11 @@ async def running(settings: ServiceSettings) -> AsyncIterator[tuple[Task[int], a
 
 
 async def send(settings: ServiceSettings, *words: str) -> None:
-    producer = KafkaClients(settings).producer()
-    await producer.start()
-    try:
-        for word in words:
-            await producer.send_and_wait(INPUT.full_name(settings.prefix), word.encode(), b"k", partition=0)
-    finally:
-        await producer.stop()
-
-
-async def read(settings: ServiceSettings, topic: Topic, done: Callable[[list[Any]], bool]) -> list[Any]:
-    """All committed records of partition 0 once ``done`` says so; fails after 20 s."""
-    consumer = KafkaClients(settings).consumer(reset="earliest")
-    await consumer.start()
-    records: list[Any] = []
-    try:
-        consumer.assign([TopicPartition(topic.full_name(settings.prefix), 0)])
-        async with asyncio.timeout(20):
-            while not done(records):
-                for batch in (await consumer.getmany(timeout_ms=100)).values():
-                    records += batch
-    finally:
-        await consumer.stop()
-    return records
+    await produce(settings, INPUT, [("k", word.encode()) for word in words], headers=())
 
 
 async def outputs(settings: ServiceSettings, count: int) -> list[bytes]:
-    return [record.value for record in await read(settings, OUTPUT, lambda found: len(found) >= count)]
+    return [record.value for record in await read(settings, OUTPUT, count)]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -158,9 +134,9 @@ async def test_poison_is_set_aside_with_its_source_and_the_next_is_processed(set
     await send(settings, "a", "bad", "bug", "b")
     async with running(settings):
         assert await outputs(settings, 2) == [b"a=1", b"b=1"]
-        letters = await read(settings, DEAD_LETTERS, lambda found: len(found) >= 2)
-    infos = [orjson.loads(header(letter.headers, DEAD_LETTER) or b"") for letter in letters]
-    assert [(info["reason"], info["offset"], info["topic"]) for info in infos] == [
+        letters = await read(settings, DEAD_LETTERS, 2)
+    infos = [dead_letter_info(letter) for letter in letters]
+    assert [(info.reason, info.offset, info.topic) for info in infos] == [
         ("bad_word", 1, "in"),
         ("stage_error", 2, "in"),
     ]
@@ -171,9 +147,9 @@ async def test_a_refused_send_is_never_committed_and_only_its_record_is_set_asid
     await send(settings, "a", "huge", "b", "a")
     async with running(settings):
         assert await outputs(settings, 3) == [b"a=1", b"b=1", b"a=2"]
-        letters = await read(settings, DEAD_LETTERS, lambda found: len(found) >= 1)
-    info = orjson.loads(header(letters[0].headers, DEAD_LETTER) or b"")
-    assert (info["reason"], info["offset"]) == ("outputs_refused", 1)
+        letters = await read(settings, DEAD_LETTERS, 1)
+    info = dead_letter_info(letters[0])
+    assert (info.reason, info.offset) == ("outputs_refused", 1)
 
 
 async def test_a_bad_deploy_stops_instead_of_draining_the_topic(settings: ServiceSettings) -> None:
@@ -184,7 +160,7 @@ async def test_a_bad_deploy_stops_instead_of_draining_the_topic(settings: Servic
     await send(settings, "a")
     async with running(settings.model_copy(update={"dead_letter_limit": 10})):
         assert await outputs(settings, 1) == [b"a=1"]
-        assert len(await read(settings, DEAD_LETTERS, lambda found: len(found) >= 6)) == 6
+        assert len(await read(settings, DEAD_LETTERS, 6)) == 6
 
 
 async def test_a_superseded_owner_exits_fenced_and_stays_out(settings: ServiceSettings) -> None:

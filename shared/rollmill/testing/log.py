@@ -1,0 +1,88 @@
+"""Producing to and reading from the log in tests: plain bytes in, committed records out, bounded waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiokafka import ConsumerRecord, TopicPartition
+
+from rollmill.codec import DEAD_LETTER, JSON, Headers, decode, header
+from rollmill.kafka.clients import KafkaClients
+from rollmill.models import DeadLetterInfo
+from rollmill.settings import KafkaSettings, ServiceSettings
+from rollmill.stream.runner import run_stages
+from rollmill.stream.stage import Stage
+from rollmill.stream.task import TaskTools
+from rollmill.telemetry.clock import SystemClock
+from rollmill.telemetry.health import Health
+from rollmill.telemetry.metrics import Metrics
+from rollmill.topics import Topic
+
+PATIENCE = 60.0
+QUIET_POLLS = 3
+
+JSON_HEADERS: Headers = (("content-type", JSON.encode()),)
+
+Sent = tuple[str, bytes]
+"""Key and value."""
+
+
+async def produce(
+    settings: KafkaSettings, topic: Topic, records: Iterable[Sent], *, headers: Headers = JSON_HEADERS
+) -> None:
+    """Send records by their keys and wait until all are acknowledged."""
+    producer = KafkaClients(settings).producer()
+    await producer.start()
+    try:
+        name = topic.full_name(settings.prefix)
+        sends = [await producer.send(name, value, key.encode(), headers=list(headers)) for key, value in records]
+        await asyncio.gather(*sends)
+    finally:
+        await producer.stop()
+
+
+async def read(settings: KafkaSettings, topic: Topic, done: int | Callable[[list[Any]], bool]) -> list[ConsumerRecord]:
+    """Committed records of all partitions once there are ``done`` of them (or it says so) and no more come for a while.
+
+    Raises TimeoutError after a minute.
+    """
+    enough = done if callable(done) else lambda found: len(found) >= done
+    consumer = KafkaClients(settings).consumer(reset="earliest")
+    await consumer.start()
+    records: list[ConsumerRecord] = []
+    try:
+        name = topic.full_name(settings.prefix)
+        consumer.assign([TopicPartition(name, p) for p in range(topic.partitions(settings))])
+        quiet = 0
+        async with asyncio.timeout(PATIENCE):
+            while quiet < QUIET_POLLS or not enough(records):
+                found = await consumer.getmany(timeout_ms=100)
+                quiet = 0 if found else quiet + 1
+                for batch in found.values():
+                    records += batch
+    finally:
+        await consumer.stop()
+    return records
+
+
+def dead_letter_info(record: ConsumerRecord) -> DeadLetterInfo:
+    """What a dead letter says of itself."""
+    info: DeadLetterInfo = decode(DeadLetterInfo, header(record.headers, DEAD_LETTER), JSON_HEADERS)
+    return info
+
+
+@asynccontextmanager
+async def running(settings: ServiceSettings, stages: Sequence[Stage[Any]]) -> AsyncIterator[None]:
+    """Stages on the engine, in this process; drained at the end. Raises what ended them."""
+    name = stages[0].name
+    tools = TaskTools(settings, KafkaClients(settings), SystemClock(), Metrics(name), Health())
+    stop = asyncio.Event()
+    job = asyncio.create_task(run_stages(stages, tools, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(job, PATIENCE)

@@ -181,6 +181,13 @@ def test_the_same_id_with_another_content_is_a_conflict() -> None:
     assert [error.reason for _, error in run.dead_letters] == ["conflict"]
 
 
+def test_opening_again_is_a_duplicate_and_with_another_spec_a_conflict() -> None:
+    run = task()
+    feed(run, opened(), opened().replace(at=1000.5), opened("per_request"))
+    assert run.counts["duplicates"] == 1
+    assert [error.reason for _, error in run.dead_letters] == ["conflict"]
+
+
 def test_a_duplicate_close_and_late_calls_give_no_second_trajectory() -> None:
     run = task()
     feed(run, opened(), call(), closed(), closed(), opened(), call(), second(), second())

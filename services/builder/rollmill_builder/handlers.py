@@ -151,8 +151,8 @@ class BuilderStage(Stage[BuilderState]):
         return self._close(state, key, session, _Ending(event.at, SessionStatus.TIMEOUT, error))
 
     def _open(self, key: str, session: OpenSession, event: SessionOpened) -> Effects:
-        if session.opened == event:
-            return Effects(counts={"duplicates": 1})
+        if session.opened is not None and session.opened.spec == event.spec:
+            return Effects(counts={"duplicates": 1})  # a caller that tries again opens at another time
         if session.opened is not None:
             raise PoisonRecordError("conflict", f"session {key} was opened already, with another content")
         try:

@@ -102,7 +102,7 @@ def test_each_rank_writes_the_outcomes_of_its_own_traces() -> None:
     assert (stale.session_id, stale.disposition, stale.reason) == ("a", Disposition.EXCLUDED, "stale_at_hand_over")
     assert (trained.session_id, trained.disposition, trained.batch_id) == ("b", Disposition.TRAINED, "batch-0")
     assert (stale.units, trained.units) == (A.units, B.units)
-    assert stale.batch_id is None
+    assert stale.batch_id == "batch-0"
     assert trained.reason is None
 
 

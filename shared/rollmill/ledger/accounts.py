@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rollmill.ledger.balance import Balance, Totals
@@ -27,9 +29,12 @@ class Entry(NamedTuple):
     version: PolicyVersion
     reason: str | None = None
     late: bool = False
+    batch_id: str | None = None
+    """Of the trainer's words."""
 
 
 HELD = None
+NEVER: Mapping[str, int] = MappingProxyType({})
 Mark = Entry | None
 
 _REPEATABLE = {Disposition.TRAINED, Disposition.EXCLUDED, Disposition.DEAD_LETTERED}
@@ -45,15 +50,15 @@ class Accounts:
     """
 
     _replies: dict[Reply, Ranges[Mark]] = field(default_factory=dict)
-    _said: dict[str, set[str]] = field(default_factory=dict)
-    """Ids of dispositions by session, since its last reopening."""
+    _said: dict[str, dict[object, str]] = field(default_factory=dict)
+    """Ids of dispositions by session and by what they are of, since the session's last reopening."""
 
     def book(self, outcome: Outcome, *, late: bool = False) -> None:
         """Book one outcome. ``late``: read after the holdings, so that a capture in it is not balanced yet."""
         if self._is_repeat(outcome):
             return
         for unit in outcome.units:
-            entry = Entry(outcome.disposition, unit.version, outcome.reason, late=late)
+            entry = Entry(outcome.disposition, unit.version, outcome.reason, late, outcome.batch_id)
             self._range(outcome.session_id, outcome.attempt, unit).lay(unit.start, unit.stop, entry)
 
     def _is_repeat(self, outcome: Outcome) -> bool:
@@ -61,18 +66,24 @@ class Accounts:
             self._said.pop(outcome.session_id, None)
         if outcome.disposition not in _REPEATABLE:
             return False
-        said = self._said.setdefault(outcome.session_id, set())
-        repeat = outcome.outcome_id in said
-        said.add(outcome.outcome_id)
+        said = self._said.setdefault(outcome.session_id, {})
+        # A trainer that went back may come to another word on a batch, and later to its first one again.
+        of = outcome.outcome_id if outcome.batch_id is None else (outcome.attempt, outcome.units, outcome.batch_id)
+        repeat = said.get(of) == outcome.outcome_id
+        said[of] = outcome.outcome_id
         return repeat
 
-    def balance(self, held: Iterable[Manifest] = ()) -> Balance:
-        """The balance, given what is held: manifests of records, of state and of steps not acknowledged."""
+    def balance(self, held: Iterable[Manifest] = (), rewound: Mapping[str, int] = NEVER) -> Balance:
+        """The balance, given what is held: manifests of records, of state and of steps not acknowledged.
+
+        ``rewound``: how often trainers took back a batch that they had acknowledged. So many of its words are void:
+        the lineage of the loaded checkpoint counts (RULES R3).
+        """
         holdings = _holdings(held)
         balance = Balance()
         for reply, ranges in self._replies.items():
             for segment in _with_holdings(ranges, holdings.get(reply, ())).segments():
-                _settle(balance, segment)
+                _settle(balance, segment, rewound)
         return balance
 
     def _range(self, session_id: str, attempt: int, unit: Unit) -> Ranges[Mark]:
@@ -96,9 +107,9 @@ def _with_holdings(ranges: Ranges[Mark], units: Iterable[Unit]) -> Ranges[Mark]:
     return both
 
 
-def _settle(balance: Balance, segment: Segment[Mark]) -> None:
+def _settle(balance: Balance, segment: Segment[Mark], rewound: Mapping[str, int]) -> None:
     """Count one range, whose tokens all have the same history."""
-    entries = [mark for mark in segment.marks if mark is not HELD]
+    entries = _standing([mark for mark in segment.marks if mark is not HELD], rewound)
     captures = [entry for entry in entries if entry.disposition is Disposition.CAPTURED]
     if not entries or (captures and captures[0].late):
         return
@@ -111,6 +122,21 @@ def _settle(balance: Balance, segment: Segment[Mark]) -> None:
         _count(totals, fate, segment.tokens, held=HELD in segment.marks)
         if len(captures) > 1 or _open_dispositions(entries) > 1:
             totals.doubled += segment.tokens
+
+
+def _standing(entries: list[Entry], rewound: Mapping[str, int]) -> list[Entry]:
+    """Without the words on a batch that were taken back: the first ones, and never the last."""
+    if not rewound:
+        return entries
+    words = Counter(entry.batch_id for entry in entries if entry.batch_id in rewound)
+    void = {batch_id: min(rewound[batch_id], count - 1) for batch_id, count in words.items() if batch_id}
+    standing = []
+    for entry in entries:
+        if entry.batch_id is not None and void.get(entry.batch_id, 0):
+            void[entry.batch_id] -= 1
+        else:
+            standing.append(entry)
+    return standing
 
 
 def _fate(entries: list[Entry]) -> Entry | None:

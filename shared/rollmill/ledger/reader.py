@@ -11,6 +11,7 @@ from rollmill.errors import PoisonRecordError
 from rollmill.ledger.accounts import Accounts
 from rollmill.ledger.balance import Balance
 from rollmill.ledger.holdings import held
+from rollmill.ledger.lineage import read_rewound
 from rollmill.ledger.log import Log
 from rollmill.models import Outcome
 from rollmill.settings import KafkaSettings
@@ -31,7 +32,9 @@ async def read_balance(settings: KafkaSettings) -> Balance:
         seen = await log.positions()
         manifests = [manifest async for manifest in held(log)]
         unreadable += await _book(log, accounts, seen)
-    balance = accounts.balance(manifests)
+        # Last, because a rewind is written before what is trained again.
+        rewound = await read_rewound(log)
+    balance = accounts.balance(manifests, rewound)
     balance.unreadable = unreadable
     return balance
 

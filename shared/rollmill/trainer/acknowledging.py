@@ -19,11 +19,10 @@ def outcomes(header: BatchHeader, verdict: Verdict, at: float) -> Iterator[Outco
     """Trained or excluded, for each trace of the header's own rank; other ranks write their own."""
     for row, kept in zip(header.table, verdict.kept, strict=True):
         if row.rank == header.rank:
-            yield _outcome(row, header.batch_id if kept else None, at)
+            yield _outcome(row, header.batch_id, at, trained=kept)
 
 
-def _outcome(row: TraceRow, batch_id: str | None, at: float) -> Outcome:
-    trained = batch_id is not None
+def _outcome(row: TraceRow, batch_id: str, at: float, *, trained: bool) -> Outcome:
     return outcome(
         Disposition.TRAINED if trained else Disposition.EXCLUDED,
         stage=STAGE,

@@ -31,6 +31,7 @@ from rollmill_capture.fence import Fence
 from rollmill_capture.handlers import make_application
 from rollmill_capture.log import KafkaLog
 from rollmill_capture.pause import Pauses
+from rollmill_capture.places import Places
 from rollmill_capture.probe import Probe
 from rollmill_capture.recorder import Recorder
 from rollmill_capture.routes import RouteTable
@@ -196,7 +197,7 @@ class Program:
             position=self._session_reader,
             announced=self._announced,
             sink=sink,
-            upstream=Upstream(client, Pauses(self._settings.pause_seconds)),
+            upstream=Upstream(client, Pauses(self._settings.pause_seconds), Places(self._settings.backoff_seconds)),
             clock=context.clock,
             metrics=context.metrics,
             engines=engines,

@@ -128,7 +128,7 @@ class Exchange:
                 self._version = self._recorder.announced.newest(call.target.route.policy)
                 body = self._parts.request(reading, self._recorder.salt(call))
                 name = f"{call.completion_id}-{len(self._parts.parts)}"
-                async with self._upstream.chat(call.target, body, name, COMPLETIONS.path) as response:
+                async with self._upstream.chat(call.target, body, name, COMPLETIONS.path, call.session_id) as response:
                     return await self._rest(response, reading)
         except (UpstreamError, BackpressureError) as error:
             return _broken(reading, error)
@@ -193,7 +193,8 @@ class Exchange:
         try:
             if served.stream and not served.streams:
                 self._client.keep_alive(self._keep_alive_seconds)
-            async with self._upstream.chat(call.target, served.body, call.completion_id, served.wire.path) as response:
+            upstream, name = self._upstream, call.completion_id
+            async with upstream.chat(call.target, served.body, name, served.wire.path, call.session_id) as response:
                 if response.status_code != OK:
                     return self._refused(response.status_code, response.headers, await response.aread())
                 if self._relay is None:

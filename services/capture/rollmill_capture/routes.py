@@ -16,6 +16,13 @@ class Target:
     """Ends with ``/v1``."""
     authorization: str | None
     """Value of the header for the upstream; None: it asks for none."""
+    others: tuple[str, ...] = ()
+    """Roots of further replicas."""
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Roots of all replicas."""
+        return (self.root, *self.others)
 
     @property
     def root(self) -> str:
@@ -40,5 +47,10 @@ class RouteTable:
 
     def _target(self, route: Route) -> Target:
         key = route.api_key or self._settings.upstream_api_key
-        base = (route.upstream or self._settings.upstream).rstrip("/").removesuffix("/v1")
-        return Target(route, f"{base}/v1", None if key is None else f"Bearer {key.get_secret_value()}")
+        first, *others = [_root(url) for url in (route.upstream or self._settings.upstream, *route.replicas)]
+        bearer = None if key is None else f"Bearer {key.get_secret_value()}"
+        return Target(route, f"{first}/v1", bearer, tuple(others))
+
+
+def _root(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")

@@ -50,6 +50,8 @@ class Route(BaseModel):
 
     upstream: str | None = None
     """Base URL without ``/v1``; None: the setting ``upstream``."""
+    replicas: tuple[str, ...] = ()
+    """Base URLs of further engines with the same model; a session stays with one of them as long as it is well."""
     model: str | None = None
     """The upstream's own name of the model; None: as the client says."""
     policy: Identifier = "policy"
@@ -97,6 +99,8 @@ class CaptureSettings(ServiceSettings):
     """Engines under load are slow to accept."""
     read_seconds: float = Field(default=900.0, gt=0)
     """Longest silence of an engine: a long prompt in a full queue says nothing for minutes."""
+    backoff_seconds: float = Field(default=30.0, gt=0)
+    """Longest rest that a busy upstream (429, 503) is given; calls wait for its end, where there is no other one."""
     connections: PositiveInt = 4096
     """To upstreams, at once; a waiting rollout holds one."""
     request_bytes: PositiveInt = 64 * 2**20

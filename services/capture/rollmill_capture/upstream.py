@@ -12,6 +12,7 @@ from rollmill.errors import RollmillError
 from rollmill_capture.engines.wires import CHAT
 from rollmill_capture.lanes import LaneTransport
 from rollmill_capture.pause import Pauses
+from rollmill_capture.places import Places
 from rollmill_capture.routes import Target
 from rollmill_capture.settings import CaptureSettings
 
@@ -23,6 +24,10 @@ IDLE_SECONDS = 60.0
 
 STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 """How a pooled connection fails that the server had closed."""
+
+NOT_REACHED = (httpx.ConnectError, httpx.ConnectTimeout)
+BUSY = (429, 503)
+"""Statuses of an engine that samples nothing for now."""
 
 
 class UpstreamError(RollmillError):
@@ -53,18 +58,18 @@ def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
 class Upstream:
     client: httpx.AsyncClient
     pauses: Pauses = field(default_factory=Pauses)
+    places: Places = field(default_factory=Places)
 
     @asynccontextmanager
     async def chat(
-        self, target: Target, body: bytes, request_id: str, path: str = CHAT.path
+        self, target: Target, body: bytes, request_id: str, path: str = CHAT.path, session_id: str = ""
     ) -> AsyncIterator[httpx.Response]:
         """The engine's response, its body unread. Raises UpstreamError, also inside the block when reading fails.
 
-        Leaving the block early cancels the call upstream.
+        Leaving the block early cancels the call upstream. ``session_id``: whose call it is, for its replica.
         """
-        request = self._request(target, body, request_id, path)
         try:
-            response = await self._send(request)
+            response = await self._answer(target, body, request_id, path, session_id)
             try:
                 yield response
             finally:
@@ -80,6 +85,31 @@ class Upstream:
         except httpx.HTTPError as error:
             raise upstream_error(error, target) from error
 
+    async def _answer(self, target: Target, body: bytes, request_id: str, path: str, session_id: str) -> httpx.Response:
+        """Of the session's replica; of the next one where that cannot be reached, or is busy: nothing was sampled."""
+        tried: set[str] = set()
+        while True:
+            root = await self.places.choose(target.replicas, session_id, tried)
+            tried.add(root)
+            last = len(tried) == len(target.replicas)
+            try:
+                response = await self._send(self._request(target, body, request_id, f"{root}{path}"))
+            except NOT_REACHED:
+                self.places.unreachable(root)
+                if last:
+                    raise
+                continue
+            if not self._is_busy(root, response) or last:
+                return response
+            await response.aclose()
+
+    def _is_busy(self, root: str, response: httpx.Response) -> bool:
+        if response.status_code in BUSY:
+            self.places.busy(root, response.headers.get("retry-after"))
+            return True
+        self.places.well(root)
+        return False
+
     async def models(self, target: Target) -> httpx.Response:
         """The engine's list of models. Raises UpstreamError."""
         headers = _headers(target)
@@ -88,10 +118,10 @@ class Upstream:
         except httpx.HTTPError as error:
             raise upstream_error(error, target) from error
 
-    def _request(self, target: Target, body: bytes, request_id: str, path: str) -> httpx.Request:
+    def _request(self, target: Target, body: bytes, request_id: str, url: str) -> httpx.Request:
         # An id of our own: a client that retries sends its id twice, and engines refuse one that is running.
         headers = {**_headers(target), "content-type": "application/json", "x-request-id": request_id}
-        return self.client.build_request("POST", f"{target.root}{path}", content=body, headers=headers)
+        return self.client.build_request("POST", url, content=body, headers=headers)
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
         """One more try where no byte of an answer came: the pooled connection was closed by the server."""

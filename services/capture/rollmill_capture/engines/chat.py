@@ -28,8 +28,9 @@ def read_body(body: Any, prompt_ids: Ids | None = None) -> Reading:
         return Reading(incomplete="error_frame", error=error)
     root, choices = RootSoFar(sent=prompt_ids), []
     if isinstance(body, dict):
-        root.add(body)
-        choices = [_whole(index, choice) for index, choice in _indexed(choices_of(body))]
+        found = choices_of(body)
+        root.add(body, found)
+        choices = [_whole(index, choice) for index, choice in _indexed(found)]
     return root.reading(tuple(choices), None if choices else "no_choices")
 
 
@@ -69,7 +70,11 @@ def error_of(body: Any) -> str | None:
 def choices_of(body: dict[str, Any]) -> list[dict[str, Any]]:
     """The choices of a body or chunk; gateways send null, and chunks without the key."""
     choices = body.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    if not isinstance(choices, list):
+        return []
+    if len(choices) == 1 and isinstance(choices[0], dict):
+        return choices
+    return [choice for choice in choices if isinstance(choice, dict)]
 
 
 def index_of(choice: dict[str, Any]) -> int:
@@ -134,22 +139,25 @@ class RootSoFar:
     weight_versions: list[str] = field(default_factory=list)
     model: str | None = None
 
-    def add(self, body: dict[str, Any]) -> None:
+    def add(self, body: dict[str, Any], choices: list[dict[str, Any]]) -> None:
+        """Take in a body or chunk and its `choices_of`."""
         self._add_prompt(body)
         self._add_usage(body.get("usage"))
         self._add_version(body.get("metadata"))
-        for choice in choices_of(body):
+        for choice in choices:
+            self._add_prompt(choice)
             self._add_version(choice.get("meta_info"))
         if self.model is None and isinstance(body.get("model"), str):
             self.model = body["model"]
 
-    def _add_prompt(self, body: dict[str, Any]) -> None:
-        for place in (body, *choices_of(body)):
-            ids = extra(place, "prompt_token_ids")
-            if ids and self.prompt_ids is None:
-                self.prompt_ids = ids
-            # A batch of prompts in one completions call: no one prompt is that of all choices.
-            self.several_prompts |= bool(ids) and ids != self.prompt_ids
+    def _add_prompt(self, place: dict[str, Any]) -> None:
+        ids = extra(place, "prompt_token_ids")
+        if not ids:
+            return
+        if self.prompt_ids is None:
+            self.prompt_ids = ids
+        # A batch of prompts in one completions call: no one prompt is that of all choices.
+        self.several_prompts |= ids != self.prompt_ids
 
     def _add_usage(self, usage: Any) -> None:
         """Usage on every chunk is a running total: the last one counts."""
@@ -163,6 +171,8 @@ class RootSoFar:
         self.cached_tokens = cached if type(cached) is int else self.cached_tokens
 
     def _add_version(self, metadata: Any) -> None:
+        if metadata is None:
+            return
         version = metadata.get("weight_version") if isinstance(metadata, dict) else None
         known = version is not None and str(version) != UNSET_VERSION
         if known and (not self.weight_versions or self.weight_versions[-1] != str(version)):

@@ -29,8 +29,9 @@ class ChatAssembler(Assembler):
         self._messages: dict[int, MessageSoFar] = {}
 
     def _add(self, chunk: dict[str, Any]) -> None:
-        self._root.add(chunk)
-        for piece in choices_of(chunk):
+        pieces = choices_of(chunk)
+        self._root.add(chunk, pieces)
+        for piece in pieces:
             index = index_of(piece)
             self._choices.setdefault(index, ChoiceSoFar(index)).add(piece)
             delta = piece.get("delta")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-DETAILS = ("prompt_token_ids", "prompt_logprobs", "token_ids", "output_ids")
+DETAILS = {"prompt_token_ids", "prompt_logprobs", "token_ids", "output_ids"}
 META_DETAILS = ("input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length")
 
 
@@ -16,19 +16,18 @@ def without_details(body: Any) -> Any:
             choices = part.get("choices")
             for choice in choices if isinstance(choices, list) else ():
                 if isinstance(choice, dict):
-                    _strip(choice)
                     choice.pop("meta_info", None)
+                    _strip(choice)
     return body
 
 
 def _strip(part: dict[str, Any]) -> None:
-    for name in DETAILS:
-        part.pop(name, None)
+    for name in part.keys() & DETAILS:
+        del part[name]
     if "logprobs" in part:
         part["logprobs"] = None
-    moved, meta = part.get("provider_specific_fields"), part.get("meta_info")
-    if isinstance(moved, dict):
-        moved.pop("token_ids", None)
-    if isinstance(meta, dict):
+    if "provider_specific_fields" in part and isinstance(part["provider_specific_fields"], dict):
+        part["provider_specific_fields"].pop("token_ids", None)
+    if "meta_info" in part and isinstance(part["meta_info"], dict):
         for name in META_DETAILS:
-            meta.pop(name, None)
+            part["meta_info"].pop(name, None)

@@ -87,7 +87,7 @@ def assemble(parts: Parts) -> Starlette:
         validate=parts.validate,
     )
     admin = AdminApi(desk, parts.upstream.pauses, parts.announced)
-    recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics)
+    recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics, parts.engines)
     caller = Caller(
         desk=desk,
         routes=routes,

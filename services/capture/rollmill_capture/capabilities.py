@@ -1,18 +1,38 @@
 """What is known of each upstream: which engine it is, and whether its answers and streams say ids.
 
 Configured by the route, or found out by a probe in the background; a call that comes before the first probe's end waits
-for it for a moment.
+for it for a moment. Where the probe says nothing (an engine may refuse its question), the replies do.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rollmill_capture.engines.asking import Capability, EngineKind
+from rollmill_capture.engines.reading import Reading
+from rollmill_capture.engines.wires import CHAT, Wire
 from rollmill_capture.routes import Target
 
 FIRST_PROBE_SECONDS = 2.0
+
+
+def says_all(reading: Reading) -> bool:
+    """The reply has the ids of its prompt and of its first choice."""
+    choices = reading.choices
+    return bool(choices) and reading.prompt_ids is not None and choices[0].token_ids is not None
+
+
+def seen(known: Capability, ids: bool, *, streamed: bool) -> Capability:
+    """What is known after a reply, where nobody has looked before. A stream without ids says nothing of whole answers:
+    those are tried next, and where they have none either, streams are as good.
+    """
+    if streamed and not ids:
+        return replace(known, streams_ids=False)
+    if ids:
+        return replace(known, ids=True, known=True)
+    return replace(known, ids=False, known=True, streams_ids=True)
 
 
 class Engines:
@@ -41,6 +61,14 @@ class Engines:
         event = self._pending.pop(base_url, None)
         if event is not None:
             event.set()
+
+    def observe(self, target: Target, wire: Wire, reading: Reading, *, streamed: bool) -> None:
+        """Take in a whole reply of an upstream that is not configured."""
+        if wire is not CHAT or target.route.engine is not EngineKind.AUTO or not reading.complete:
+            return
+        known = self._known.get(target.base_url, Capability())
+        if known.ids is None:
+            self._known[target.base_url] = seen(known, says_all(reading), streamed=streamed)
 
     async def _first(self, base_url: str) -> None:
         try:

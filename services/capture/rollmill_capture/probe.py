@@ -15,7 +15,7 @@ import orjson
 import structlog
 
 from rollmill.telemetry.metrics import Metrics
-from rollmill_capture.capabilities import Engines
+from rollmill_capture.capabilities import Engines, says_all
 from rollmill_capture.engines.asking import Capability, EngineKind, ask
 from rollmill_capture.engines.chat_stream import ChatAssembler
 from rollmill_capture.engines.reading import Reading
@@ -65,12 +65,12 @@ class Probe:
         kind, model = await self._who(target)
         streams = Capability(kind).streams(CHAT, {})
         stream = await self._sample(target, kind, model, stream=True) if streams else None
-        if stream is not None and _says_all(stream):
+        if stream is not None and says_all(stream):
             return Capability(kind, known=True, ids=True)
         whole = await self._sample(target, kind, model, stream=False)
         if whole is None:
             return Capability(kind, known=True)
-        ids = _says_all(whole)
+        ids = says_all(whole)
         return Capability(kind, streams_ids=not ids, known=True, ids=ids)
 
     async def _who(self, target: Target) -> tuple[EngineKind, str | None]:
@@ -103,11 +103,6 @@ class Probe:
             log.warning("the engine's answers say no ids: its calls are recorded, and not trained", **told)
         else:
             log.info("the engine was probed", streams_ids=found.streams_ids, **told)
-
-
-def _says_all(reading: Reading) -> bool:
-    choices = reading.choices
-    return bool(choices) and reading.prompt_ids is not None and choices[0].token_ids is not None
 
 
 def _streamed(raw: bytes) -> Reading:

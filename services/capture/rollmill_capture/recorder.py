@@ -13,6 +13,7 @@ from rollmill.models import CallStatus, CompletionRecord, PolicyVersion
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS
+from rollmill_capture.capabilities import Engines
 from rollmill_capture.engines.oddities import EMPTY_ARGUMENTS, NOT_PARSED
 from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, salted, skeleton
 from rollmill_capture.settings import VersionSource
@@ -32,6 +33,8 @@ class Recorder:
     announced: Announced
     clock: Clock
     metrics: Metrics
+    engines: Engines = field(default_factory=Engines)
+    """Learn from each reply what their engine can."""
     _warned: set[str] = field(default_factory=set)
     _at_zero: int = 0
 
@@ -56,6 +59,9 @@ class Recorder:
         value = fitting_bytes(record, COMPLETIONS.max_bytes)
         await self._append(record, encode(skeleton(record)) if value is None else value)
         self._count(call, record)
+        if ending.status is CallStatus.OK:
+            served = call.served
+            self.engines.observe(call.target, served.wire, ending.reading, streamed=served.streams)
         if value is None:
             raise RecordTooLargeError(f"the record of {call.completion_id} is over {COMPLETIONS.max_bytes} bytes")
 

@@ -11,6 +11,7 @@ from rollmill.testing.engine import ScriptedEngine
 from rollmill.testing.replay import Asked, Played, replay_server
 from rollmill_capture.capabilities import Engines
 from rollmill_capture.engines.asking import Capability, EngineKind
+from rollmill_capture.engines.wires import CHAT
 from rollmill_capture.probe import Probe
 from rollmill_capture.routes import RouteTable, Target
 from rollmill_capture.settings import CaptureSettings, Route
@@ -90,3 +91,26 @@ async def test_what_a_route_says_is_not_probed() -> None:
     engines = Engines((target,))
     assert engines.probed == {}
     assert (await engines.of(target)).kind is EngineKind.SGLANG
+
+
+NO_IDS = CHAT.read_body({"choices": [{"message": {}, "finish_reason": "stop"}]}, None)
+WITH_IDS = CHAT.read_body(
+    {"choices": [{"message": {}, "finish_reason": "stop", "token_ids": [1]}], "prompt_token_ids": [1]}, None
+)
+
+
+async def test_replies_teach_what_the_probe_could_not_find_out() -> None:
+    target, engines = Target(Route(), "http://127.0.0.1:9/v1", None), Engines()
+    engines.observe(target, CHAT, NO_IDS, streamed=True)
+    assert not (await engines.of(target)).streams_ids
+    engines.observe(target, CHAT, WITH_IDS, streamed=False)
+    assert await engines.of(target) == Capability(streams_ids=False, known=True, ids=True)
+    engines.observe(target, CHAT, NO_IDS, streamed=False)
+    assert (await engines.of(target)).ids is True
+
+
+async def test_an_engine_without_ids_in_any_form_streams_again() -> None:
+    target, engines = Target(Route(), "http://127.0.0.1:9/v1", None), Engines()
+    engines.observe(target, CHAT, NO_IDS, streamed=True)
+    engines.observe(target, CHAT, NO_IDS, streamed=False)
+    assert await engines.of(target) == Capability(streams_ids=True, known=True, ids=False)

@@ -123,14 +123,17 @@ def b_masked_runs_are_exactly_the_raw_replies_in_order(case: Case) -> None:
 
 
 def d_what_stands_before_a_reply_decodes_to_the_prompt_it_was_served(case: Case) -> None:
+    # Without a tokenizer nothing shows that a template writes another text than the messages say.
+    deceived = not case.world.template.faithful and "tokenizer" not in case.config
     for trace in case.built.traces:
+        # Merged scaffolds stay in the trace though the next prompt did not hold them: that is what was asked for.
+        excused = deceived or trace.metadata.get("scaffolds")
         dropped = case.world.served[trace.turns[0].completion_id][: trace.metadata.get("context_dropped", 0)]
         exact = True
         for turn in trace.turns:
             context = [*dropped, *trace.prompt_ids.tolist(), *trace.response_ids[: turn.start].tolist()]
             served = case.world.served[turn.completion_id]
-            # Merged scaffolds stay in the trace though the next prompt did not hold them: that is what was asked for.
-            assert decode(context) == decode(served) or trace.metadata.get("scaffolds")
+            assert decode(context) == decode(served) or excused
             assert not exact or context == served
             exact = exact and turn.context_exact
 
@@ -152,9 +155,10 @@ def no_trace_is_longer_than_configured(case: Case) -> None:
 
 def a_call_that_goes_on_from_a_changed_reply_is_no_fork(case: Case) -> None:
     """A fork goes on from the last call whose prompt its own begins with."""
+    if {"on_scaffold", "max_trace_tokens"} & set(case.config):
+        return  # merged prompts do not begin alike, and calls that a limit left out are not in view
     for trace in case.built.traces:
-        # Merged scaffolds leave the prompts' common beginnings.
-        if trace.metadata["break_reason"] == "fork" and "on_scaffold" not in case.config:
+        if trace.metadata["break_reason"] == "fork":
             served = case.world.served[trace.turns[0].completion_id]
             begun = [case.world.served[turn.completion_id] for _, turn in case.turns]
             longest = max((len(item) for item in begun if served[: len(item)] == item and item != served), default=0)
@@ -280,7 +284,6 @@ REASONS = {
     "end_of_turn_missing",
     "end_of_turn_unknown",
     "fork",
-    "history_shrunk",
     "no_end_of_turn",
     "policy_changed",
     "prefix_rewritten",

@@ -12,7 +12,7 @@ from rollmill.testing.worlds.chance import chance
 from rollmill.testing.worlds.habits import Habits
 from rollmill.testing.worlds.template import Template, body, parse, tool_call
 
-LETTERS = "abcdef"
+LETTERS = "abcdef "
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Reply:
     """The ids that the message is made of: without the end of the turn, and what a stop string cut off."""
     finish: str
     stop: str | None = None
-    """The stop string that ended it; None: the end-of-turn token or the length did."""
+    """The stop string that ended it; None: something else did, or the engine does not say."""
 
     @property
     def message(self) -> Message:
@@ -42,7 +42,7 @@ def reply_to(template: Template, habits: Habits, rng: random.Random) -> Reply:
         kept = tuple(ids[: rng.randint(1, len(ids))])
         return Reply(kept, kept, "length")
     if ids and chance(rng, habits.stop_strings):
-        return _stopped(ids, rng)
+        return _stopped(ids, habits, rng)
     finish = "tool_calls" if intended.get("tool_calls") else "stop"
     return Reply((*ids, template.end_of(intended)), tuple(ids), finish)
 
@@ -56,12 +56,12 @@ def _intended(habits: Habits, rng: random.Random) -> Message:
     return message
 
 
-def _stopped(ids: list[int], rng: random.Random) -> Reply:
+def _stopped(ids: list[int], habits: Habits, rng: random.Random) -> Reply:
     """The text ends before the stop string "g"; the ids may or may not hold it."""
     kept = ids[: rng.randint(0, len(ids))]
     stop = tokens.encode("g")
     shown = kept if chance(rng, 0.5) or not kept else [*kept, *stop]
-    return Reply(tuple(shown), tuple(kept), "stop", "g")
+    return Reply(tuple(shown), tuple(kept), "stop", None if chance(rng, habits.hides_stops) else "g")
 
 
 def _words(rng: random.Random, low: int, high: int) -> str:

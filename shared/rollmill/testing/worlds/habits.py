@@ -19,6 +19,8 @@ class Habits:
     """An end-of-turn token within a reply, as with ``ignore_eos``."""
     truncates: float = 0.0
     stop_strings: float = 0.0
+    hides_stops: float = 0.0
+    """The engine does not say that a stop string ended the reply."""
     edits: float = 0.0
     """The client changes a reply before it sends it back."""
     starts: float = 0.0
@@ -56,7 +58,7 @@ _AGENTS = {
     "changes": 0.05,
 }
 _TROUBLE = {"edits": 0.1, "loses": 0.05, "fails": 0.08, "aux": 0.08, "odd_clock": 0.1, "other_policy": 0.03}
-_ODDITIES = {"stop_strings": 0.1, "samples_end_inside": 0.05, "odd_template": 0.15, "goes_on": 0.3}
+_ODDITIES = {"stop_strings": 0.1, "hides_stops": 0.2, "samples_end_inside": 0.05, "odd_template": 0.15, "goes_on": 0.3}
 
 HABITS: dict[str, Habits] = {
     "calm": Habits(calls_tools=0.3, bumps=0.2),

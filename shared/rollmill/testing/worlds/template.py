@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,15 @@ class Template:
     """History shows the end-of-turn token twice after an assistant turn."""
     forgets_end: bool = False
     """History shows no end-of-turn token after an assistant turn."""
+    trims: bool = False
+    """Blanks around a reply's text are cut off in history: another text, though the messages are the same."""
+    rewrites_arguments: bool = False
+    """History writes the arguments of tools in its own order: another text, too."""
+
+    @property
+    def faithful(self) -> bool:
+        """Whether history says what the messages say."""
+        return not (self.trims or self.rewrites_arguments)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
         """The ids that a model is asked to go on from."""
@@ -44,7 +54,14 @@ class Template:
             return [*encode(message["content"]), tokens.END]
         shown = thinks or not self.strips_thinking
         ends = 0 if self.forgets_end else 2 if self.doubles_end else 1
-        return [*body(message, encode, thinks=shown), *[self.end_of(message)] * ends]
+        return [*body(self._written(message), encode, thinks=shown), *[self.end_of(message)] * ends]
+
+    def _written(self, message: Message) -> Message:
+        if self.faithful:
+            return message
+        calls = [_sorted(call) if self.rewrites_arguments else call for call in message.get("tool_calls", ())]
+        content = message["content"].strip() if self.trims else message["content"]
+        return {**message, "content": content, "tool_calls": calls}
 
 
 def body(message: Message, write: Any, *, thinks: bool = True) -> list[int]:
@@ -72,6 +89,14 @@ def parse(ids: Sequence[int]) -> Message:
 
 def tool_call(name: str, arguments: str, place: int = 0) -> Message:
     return {"id": f"t{place}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _sorted(call: Message) -> Message:
+    function = call["function"]
+    return {
+        **call,
+        "function": {**function, "arguments": "".join(sorted(re.findall(r"<\d+>|.", function["arguments"])))},
+    }
 
 
 def _parts(ids: Sequence[int]) -> tuple[str, str, list[tuple[str, str]]]:

@@ -34,9 +34,12 @@ def _piece(token: int) -> str:
 
 
 def encode(text: str) -> list[int]:
-    """The tokenizer's own ids of a text: pairs from the left; special tokens written in a text are themselves."""
+    """The tokenizer's own ids of a text: pairs from the left; special tokens written in a text are themselves.
+
+    What is neither (half a special token) has no ids.
+    """
     ids: list[int] = []
-    for special, letters in re.findall(r"<(\d+)>|([^<]{1,2})", text):
+    for special, letters in re.findall(rf"<(\d+)>|([{LETTERS}]{{1,2}})", text):
         ids.append(int(special) if special else _letters(letters))
     return ids
 

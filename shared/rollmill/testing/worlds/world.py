@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rollmill.models import CompletionRecord, PolicyVersion
@@ -103,7 +103,7 @@ class World:
 def world_of(steps: Sequence[int], habits: Habits, *, session_id: str = "s1", seed: int = 0) -> World:
     """The world in which each number of ``steps`` decides one call; ``seed`` decides on the template."""
     rng = dice(seed)
-    flags = [chance(rng, habits.odd_template) for _ in range(5)]
+    flags = [chance(rng, habits.odd_template) for _ in fields(Template)]
     world = World(habits, Template(*flags), session_id)
     for step in steps:
         world.step(random.Random(step))  # noqa: S311  # play, no secret

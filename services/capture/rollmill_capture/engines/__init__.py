@@ -2,9 +2,15 @@
 
 | module | wire format |
 |---|---|
-| `chat` | OpenAI chat completions as vLLM extends them: whole bodies, and what both forms share |
+| `chat` | OpenAI chat completions and completions as vLLM and SGLang extend them: whole bodies, and what both forms share |
 | `chat_stream` | the same as a stream of chunks |
-| `logprobs` | log-probs and ids per token, with every way they can be missing |
+| `generate` | SGLang's native route |
+| `responses`, `messages` | OpenAI Responses and Anthropic Messages, from upstreams that speak them themselves |
+| `wires` | where each format is asked for, and who reads it |
+| `asking` | what has to be asked of each engine |
+| `stream`, `tool_calls`, `items` | what streams share: their ends, the pieces of calls, replies without ids |
+| `logprobs`, `details` | ids and log-probs per token, with every way they can be missing; and taking them out |
+| `oddities` | signs of a parser that failed |
 | `reading` | what all formats come down to: a `Reading` |
 """
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from relay.display import Display, make_display
-from relay.options import Options
+from relay.options import Layout, Options
 from relay.report import Report, failures, summary
 from relay.run import run
 from relay.sabotage import Sabotage
@@ -31,16 +31,18 @@ def main(
     data_dir: Annotated[Path | None, typer.Option(help="Keep Kafka's data and all logs here.")] = None,
     bootstrap_servers: Annotated[str | None, typer.Option(help="Use this cluster instead of an own one.")] = None,
     partitions: Annotated[int, typer.Option(min=1, help="Of the topics that are keyed by session.")] = 2,
+    layout: Annotated[Layout, typer.Option(help="What the trainer computes on.")] = Layout.PACKED,
+    ranks: Annotated[int, typer.Option(min=1, max=8, help="Data-parallel ranks; their gradients are summed.")] = 1,
     seconds: Annotated[float, typer.Option(help="Give up after so long.")] = 600.0,
 ) -> None:
     """Runs the closed loop: agents, capture, builder, evaluator, reward-merger, batcher, and a trainer that learns."""
     console = Console(stderr=as_json)
     display = make_display(console, live=console.is_terminal and not as_json)
-    options = Options(steps, goal, seed, sabotage, partitions, seconds, bootstrap_servers)
+    options = Options(steps, goal, seed, sabotage, partitions, seconds, layout, ranks, bootstrap_servers)
     try:
         report = _run(options, data_dir, display)
     except* (RollmillError, httpx.HTTPError, TimeoutError) as errors:
-        _complain([f"the run ended early: {error!r}" for error in _leaves(errors)])
+        _complain([f"the run ended early (--data-dir keeps its logs): {error}" for error in _leaves(errors)])
         raise SystemExit(EXIT_FATAL) from errors
     print(json.dumps(report.as_json()) if as_json else summary(report))
     _complain(complaints := failures(report, min_rise=min_rise))

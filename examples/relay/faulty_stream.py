@@ -29,6 +29,6 @@ def _shifted(packed: PackedArrays) -> PackedArrays:
     return replace(packed, loss_mask=np.roll(packed.loss_mask, 1), loss_weight=np.roll(packed.loss_weight, 1))
 
 
-def make_stream(settings: KafkaSettings, sabotage: Sabotage) -> BatchStream:
+def make_stream(settings: KafkaSettings, sabotage: Sabotage, rank: int = 0, ranks: int = 1) -> BatchStream:
     kind = ShiftedMaskStream if sabotage is Sabotage.SHIFT_MASK else BatchStream
-    return kind(settings=settings)
+    return kind(rank, ranks, settings=settings)

@@ -61,9 +61,7 @@ class Loop:
         self._watcher = Watcher(settings, self._admission.settled)
         self._board = Board(options.steps, self._lessons, self._record, self._watcher.tally)
         self._loop = asyncio.get_running_loop()
-        self._trainer = Trainer(
-            settings, model, pipeline.engine, self._lessons, self._after_step, sabotage=options.sabotage
-        )
+        self._trainer = Trainer(settings, model, pipeline.engine, self._lessons, self._after_step, options)
 
     async def play(self) -> Played:
         """Until the goal or the last step, or SIGINT; then the drain. What fails in it ends all of it."""

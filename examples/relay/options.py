@@ -1,8 +1,16 @@
 """What a run of the demo is told."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from relay.sabotage import Sabotage
+
+
+class Layout(StrEnum):
+    """What the trainer computes on: traces end to end, or as rows that are padded on the right."""
+
+    PACKED = "packed"
+    PADDED = "padded"
 
 
 @dataclass(frozen=True)
@@ -17,5 +25,8 @@ class Options:
     """Of the topics that are keyed by session."""
     seconds: float = 600.0
     """Longest time for the loop itself."""
+    layout: Layout = Layout.PACKED
+    ranks: int = 1
+    """Data-parallel ranks of the trainer, and partitions of batches."""
     bootstrap_servers: str | None = None
     """None: an Apache Kafka of its own."""

@@ -51,7 +51,7 @@ async def running_pipeline(
     """The engine with its options, and all services in front of it, ready; drained in order at the end."""
     engine_port, capture_port = free_port(), free_port()
     upstream = f"http://127.0.0.1:{engine_port}"
-    environment = _environment(upstream, capture_port)
+    environment = _environment(upstream, capture_port, settings.batch_partitions)
     services = running_services(settings, directory / "logs", environment=environment, report=report)
     async with services as supervisor:
         options = {"port": str(engine_port), **engine}
@@ -61,7 +61,7 @@ async def running_pipeline(
         yield Pipeline(supervisor, f"http://127.0.0.1:{capture_port}", upstream)
 
 
-def _environment(upstream: str, capture_port: int) -> dict[str, str]:
+def _environment(upstream: str, capture_port: int, ranks: int) -> dict[str, str]:
     """Our own, with this package on the path: the services import the demo's grader and builder by name."""
     examples = str(Path(__file__).resolve().parent.parent)
     return {
@@ -74,7 +74,7 @@ def _environment(upstream: str, capture_port: int) -> dict[str, str]:
         "ROLLMILL_GROUPS_PER_STEP": str(GROUPS_PER_STEP),
         "ROLLMILL_MAX_STALENESS": str(MAX_STALENESS),
         "ROLLMILL_STEPS_AHEAD": str(STEPS_AHEAD),
-        "ROLLMILL_WORLD_SIZE": "1",
+        "ROLLMILL_WORLD_SIZE": str(ranks),
         "ROLLMILL_MICRO_BATCH_TOKENS": "1024",
     }
 

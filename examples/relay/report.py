@@ -47,6 +47,8 @@ class Report:
     logprob_gap_tokens: int
     oracle_mismatches: int
     oracle_mismatches_by_kind: dict[str, int]
+    layout: str
+    ranks: int
     seed: int
     sabotage: str
 

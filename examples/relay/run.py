@@ -44,7 +44,7 @@ def _settings(options: Options, bootstrap_servers: str) -> KafkaSettings:
         bootstrap_servers=bootstrap_servers,
         prefix=f"relay-{uuid4().hex[:8]}.",
         partitions=options.partitions,
-        batch_partitions=1,
+        batch_partitions=options.ranks,
         run="relay",
     )
 
@@ -83,6 +83,8 @@ def _report(options: Options, played: Played, display: Display, restarts: int, s
         logprob_gap_tokens=lessons.gap.tokens,
         oracle_mismatches=kinds.total(),
         oracle_mismatches_by_kind=dict(sorted(kinds.items())),
+        layout=options.layout.value,
+        ranks=options.ranks,
         seed=options.seed,
         sabotage=options.sabotage.value,
     )

@@ -15,8 +15,9 @@ from relay.faulty_stream import make_stream
 from relay.gap import LogProbGap
 from relay.learning import make_optimizer, packed_log_probs
 from relay.model import RelayModel, to_bytes
+from relay.options import Options
 from relay.oracle import TrainedStep, trained_step
-from relay.sabotage import Sabotage
+from relay.ranks import LAYOUTS, RankStreams
 from rollmill.settings import KafkaSettings
 from rollmill.trainer import BatchStream, NoBatch, PolicyPublisher, Step
 
@@ -47,7 +48,7 @@ class Trainer:
     """Base URL."""
     lessons: Lessons
     told: Callable[[], None]
-    sabotage: Sabotage = Sabotage.NONE
+    options: Options = field(default_factory=Options)
     no_more: threading.Event = field(default_factory=threading.Event)
     """Set it when no more trajectories will come."""
     finished: threading.Event = field(default_factory=threading.Event)
@@ -58,7 +59,7 @@ class Trainer:
         with (
             httpx.Client(base_url=self.engine) as http,
             PolicyPublisher(settings=self.settings) as publisher,
-            make_stream(self.settings, self.sabotage) as stream,
+            RankStreams.open(self._stream, self.options.ranks) as stream,
         ):
             self.lessons.gap.weights.keep(0, self.model)
             publisher.announce(0)
@@ -70,7 +71,7 @@ class Trainer:
 
     def _learn(
         self,
-        stream: BatchStream,
+        stream: RankStreams,
         publisher: PolicyPublisher,
         optimizer: torch.optim.Optimizer,
         hand_over: Callable[[int], None],
@@ -89,7 +90,11 @@ class Trainer:
                     after_step=self._note,
                     until=end.is_set,
                     timeout=_WAIT_SECONDS,
+                    layout=LAYOUTS[self.options.layout],
                 )
+
+    def _stream(self, rank: int) -> BatchStream:
+        return make_stream(self.settings, self.options.sabotage, rank, self.options.ranks)
 
     def _hand_over(self, http: httpx.Client, version: int) -> None:
         """Returns once the engine samples with the new weights; a copy is kept for the comparison of log-probs."""

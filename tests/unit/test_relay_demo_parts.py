@@ -41,6 +41,8 @@ GOOD = Report(
     oracle_mismatches=0,
     oracle_mismatches_by_kind={},
     seed=0,
+    layout="packed",
+    ranks=1,
     sabotage="none",
 )
 

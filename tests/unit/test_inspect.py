@@ -158,6 +158,26 @@ def test_tokens_are_shown_as_texts(tmp_path: Path) -> None:
         pieces_of("rollmill.testing.worlds:nonsense")
 
 
+def test_a_tokenizer_file(tmp_path: Path) -> None:
+    model = {"type": "WordLevel", "vocab": {"ba": 108, "d": 23, "Ġface": 5, "<unk>": 0}, "unk_token": "<unk>"}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "added_tokens": [],
+                "model": model,
+                "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            }
+        ),
+        encoding="utf-8",
+    )
+    assert pieces_of(str(path))([108, 23, 5, 77]) == ["ba", "d", "␣face", "<77>"]
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="is no tokenizer file"):
+        pieces_of(str(path))
+
+
 def the_recording(*events: CompletionEvent) -> Recording:
     (recording,) = folded(events)
     return recording

@@ -51,7 +51,7 @@ def _file(path: str) -> Callable[[list[int]], Any]:
     try:
         library: Any = import_module("tokenizers")
     except ImportError as error:
-        raise InvalidInputError("reading a tokenizer file takes the package tokenizers: pip install it") from error
+        raise InvalidInputError("a tokenizer file is read by: pip install 'rollmill[tokenizer]'") from error
     try:
         tokenizer = library.Tokenizer.from_file(path)
     except Exception as error:  # the library raises bare Exception

@@ -13,6 +13,6 @@
 
 The floors inside: ``app`` and ``server`` wire; ``surface`` says which path is which API; ``handlers``, ``call_api``,
 ``session_api``, ``lookups`` and ``desk`` speak HTTP; ``exchange`` runs one call with ``upstream``, ``client`` and
-``recorder``; ``probe`` fills ``capabilities``; the rest is pure: ``engines`` (one module per wire format), ``apis`` (one
-or two per API), ``sse``, ``relay``, ``served``, ``records``, ``versions``, ``routes``, ``opening``, ``sessions``.
+``recorder``; ``probe`` fills ``capabilities``; the rest is pure: ``engines`` (one module per wire format), ``apis``
+(one or two per API), ``sse``, ``relay``, ``served``, ``records``, ``versions``, ``routes``, ``opening``, ``sessions``.
 """

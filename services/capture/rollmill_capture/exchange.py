@@ -29,6 +29,7 @@ from rollmill_capture.engines import Reading
 from rollmill_capture.engines.chat import error_of
 from rollmill_capture.engines.details import without_details
 from rollmill_capture.engines.wires import CHAT, COMPLETIONS
+from rollmill_capture.prompts import LOOKED_UP, is_missing, prompt_ids
 from rollmill_capture.recorder import Recorder, RecordTooLargeError
 from rollmill_capture.records import Call, Ending, room_for
 from rollmill_capture.relay import Relay, as_stream, make_relay
@@ -86,7 +87,7 @@ class Exchange:
             await self._client.reply(RefusalError(503, str(error), retry=True, retry_after=error.retry_after))
 
     async def _run(self) -> None:
-        outcome = await self._outcome()
+        outcome = await self._with_prompt(await self._outcome())
         self.recording = True
         try:
             await self._recorder.record(self._call, outcome.ending)
@@ -96,6 +97,15 @@ class Exchange:
             if outcome.ending.status is CallStatus.OK:
                 self._client.settled()
             await self._client.reply(outcome.reply)
+
+    async def _with_prompt(self, outcome: Outcome) -> Outcome:
+        """With the prompt's ids, where the engine says them beside the call alone."""
+        call, ending = self._call, outcome.ending
+        if ending.status is not CallStatus.OK or not is_missing(call.served, ending.reading):
+            return outcome
+        ids = await prompt_ids(self._upstream, call.target, call.served)
+        reading = replace(ending.reading, prompt_ids=ids)
+        return replace(outcome, ending=replace(ending, reading=reading, metadata={**ending.metadata, **LOOKED_UP}))
 
     async def gone(self) -> None:
         """The client has left, and the call upstream is cancelled: keep what was sampled until then."""

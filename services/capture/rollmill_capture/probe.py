@@ -65,12 +65,12 @@ class Probe:
         kind, model = await self._who(target)
         streams = Capability(kind).streams(CHAT, {})
         stream = await self._sample(target, kind, model, stream=True) if streams else None
-        if stream is not None and says_all(stream):
+        if stream is not None and _says_all(kind, stream):
             return Capability(kind, known=True, ids=True)
         whole = await self._sample(target, kind, model, stream=False)
         if whole is None:
             return Capability(kind, known=True)
-        ids = says_all(whole)
+        ids = _says_all(kind, whole)
         return Capability(kind, streams_ids=not ids, known=True, ids=ids)
 
     async def _who(self, target: Target) -> tuple[EngineKind, str | None]:
@@ -103,6 +103,11 @@ class Probe:
             log.warning("the engine's answers say no ids: its calls are recorded, and not trained", **told)
         else:
             log.info("the engine was probed", streams_ids=found.streams_ids, **told)
+
+
+def _says_all(kind: EngineKind, reading: Reading) -> bool:
+    """llama.cpp's prompts are asked for beside the call."""
+    return says_all(reading) or (kind is EngineKind.LLAMA_CPP and any(choice.tokens for choice in reading.choices))
 
 
 def _streamed(raw: bytes) -> Reading:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from rollmill_capture.apis.answer import Answer, Ask
-from rollmill_capture.engines.asking import Capability, ask
+from rollmill_capture.engines.asking import Capability, EngineKind, ask
 from rollmill_capture.engines.reading import Ids
 from rollmill_capture.engines.wires import CHAT, COMPLETIONS, Wire
 
@@ -40,6 +40,7 @@ class ServedRequest:
     """[p] int32, where the request gave the prompt as ids."""
     ignored: tuple[str, ...] = ()
     """Fields of the client that have no meaning for the engine."""
+    kind: EngineKind = EngineKind.AUTO
 
 
 def serve(
@@ -77,6 +78,7 @@ def serve(
         choices=asked.choices,
         prompt_ids=asked.prompt_ids,
         ignored=asked.ignored,
+        kind=capability.kind,
     )
 
 

@@ -15,7 +15,7 @@ from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionS
 from rollmill.telemetry.clock import ManualClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.asgi import AsgiCall
-from rollmill.testing.engine import ScriptedEngine, decode, encode, render
+from rollmill.testing.engine import END, ScriptedEngine, decode, encode, render
 from rollmill.testing.replay import Asked, Played, replay_server
 from rollmill.testing.sink import MemorySink
 from rollmill.topics import COMPLETIONS
@@ -370,3 +370,39 @@ async def test_an_aborted_reply_of_ids_is_a_part() -> None:
         assert capture.records[0].choices[0].untrainable_reason == "partial:abort"
         async with capture.call("/generate", {"input_ids": [[1], [2]]}) as call:
             assert "one by one" in (await call.json())["error"]["message"]
+
+
+def like_llama_cpp(asked: Asked) -> Played:
+    """The ids of the reply in the log-probs, the prompt's on routes of their own."""
+    body = asked.body
+    if asked.path == "/apply-template":
+        return Played.json({"prompt": render(body["messages"], ())})
+    if asked.path == "/tokenize":
+        return Played.json({"tokens": encode(body["content"])})
+    played = ScriptedEngine((TEXT,)).answer(Asked(asked.method, asked.path, asked.headers, orjson.dumps(body)))
+    answer = orjson.loads(played.pieces[0])
+    ids = [*encode(TEXT), END]
+    for entry, number in zip(answer["choices"][0]["logprobs"]["content"], ids, strict=True):
+        entry["id"] = number
+    return Played.json(answer)
+
+
+async def test_llama_cpp_is_asked_for_its_prompts_ids_beside_the_call() -> None:
+    async with rig(like_llama_cpp, default_route=Route(engine=EngineKind.LLAMA_CPP)) as capture:
+        async with capture.call("/v1/chat/completions", HI) as call:
+            await call.rest()
+        (record,) = capture.records
+        assert record.prompt_ids is not None
+        assert decode(record.prompt_ids.tolist()) == render(HI["messages"], ())
+        assert record.choices[0].trainable
+        assert record.metadata["prompt_ids_from"] == "tokenize"
+
+
+async def test_ids_beside_the_call_that_are_not_as_many_as_it_had_are_not_trained() -> None:
+    def other(asked: Asked) -> Played:
+        return Played.json({"tokens": [1, 2]}) if asked.path == "/tokenize" else like_llama_cpp(asked)
+
+    async with rig(other, default_route=Route(engine=EngineKind.LLAMA_CPP)) as capture:
+        async with capture.call("/v1/chat/completions", HI) as call:
+            await call.rest()
+        assert (capture.records[0].choices[0].untrainable_reason or "").startswith("prompt_ids(2)!=usage")

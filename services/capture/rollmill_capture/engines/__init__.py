@@ -2,7 +2,7 @@
 
 | module | wire format |
 |---|---|
-| `chat` | OpenAI chat completions and completions as vLLM and SGLang extend them: whole bodies, and what both forms share |
+| `chat` | OpenAI chat completions and completions as vLLM and SGLang extend them: whole bodies |
 | `chat_stream` | the same as a stream of chunks |
 | `generate` | SGLang's native route |
 | `responses`, `messages` | OpenAI Responses and Anthropic Messages, from upstreams that speak them themselves |

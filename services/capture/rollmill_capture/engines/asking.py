@@ -4,7 +4,7 @@
 |---|---|---|
 | `vllm` | yes | yes |
 | `sglang` | yes | no: asked without streaming, and the stream is made for the client |
-| `llama_cpp` | of the reply, not of the prompt | the same, but not with tools |
+| `llama_cpp` | of the reply; the prompt's beside the call | the same, but not with tools |
 | `openai` | no | no: recorded, never trained |
 """
 

@@ -1,0 +1,47 @@
+"""llama.cpp's server says the ids of a reply and not of its prompt, but renders and tokenises on routes of their own.
+
+The same code with the same input as for the call itself: the engine's own ids, and none made up here. They count only
+where they are as many as its usage says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from rollmill_capture.engines.asking import EngineKind
+from rollmill_capture.engines.logprobs import as_ids
+from rollmill_capture.engines.reading import Ids, Reading
+from rollmill_capture.engines.wires import CHAT
+from rollmill_capture.routes import Target
+from rollmill_capture.served import ServedRequest
+from rollmill_capture.upstream import Upstream, UpstreamError
+
+LOOKED_UP = {"prompt_ids_from": "tokenize"}
+"""Metadata of a record whose prompt's ids were asked for beside the call."""
+OK = 200
+
+
+def is_missing(served: ServedRequest, reading: Reading) -> bool:
+    """The prompt's ids are worth a question of their own."""
+    asked = served.kind is EngineKind.LLAMA_CPP and served.wire is CHAT
+    return asked and reading.prompt_ids is None and any(choice.tokens for choice in reading.choices)
+
+
+async def prompt_ids(upstream: Upstream, target: Target, served: ServedRequest) -> Ids | None:
+    """The ids of a chat request's prompt; None where the engine does not say them."""
+    prompt = (await _ask(upstream, target, "/apply-template", dict(served.fields))).get("prompt")
+    if not isinstance(prompt, str):
+        return None
+    question = {"content": prompt, "add_special": True, "parse_special": True}
+    return as_ids((await _ask(upstream, target, "/tokenize", question)).get("tokens"))
+
+
+async def _ask(upstream: Upstream, target: Target, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        answer = await upstream.post(target, path, orjson.dumps(body))
+        found = orjson.loads(answer.content) if answer.status_code == OK else None
+    except (UpstreamError, orjson.JSONDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -144,6 +144,7 @@ def test_another_builder_and_config(tmp_path: Path) -> None:
 def test_long_runs_are_abbreviated(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "s.jsonl", [completion("c1", range(1000, 1100), [5, 9], at=1.0)])
     shown = "\n".join(text(the_view(source)))
+    assert shown.startswith("session s1, attempt 1: no end yet")
     assert "1022 1023 … 68 more … 1092 1093" in re.sub(r"\s+", " ", shown)
     assert "(a mark is 2 tokens)" in shown
     assert "more" not in "\n".join(text(the_view(source), Pen(full=True)))

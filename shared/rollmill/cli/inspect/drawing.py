@@ -59,9 +59,10 @@ def drawn(view: SessionView, pen: Pen) -> Tree:
 
 def _heading(view: SessionView) -> list[RenderableType]:
     title = Text.assemble(("session ", ""), (view.session_id, "bold"), f", attempt {view.attempt}: ")
-    title.append(view.status, "bold green" if view.status == "COMPLETED" else "bold red")
     if view.open:
-        title.append(" (still open; drawn as if it ended now)", "italic")
+        title.append("no end yet (drawn as if it ended now)", "yellow")
+    else:
+        title.append(view.status, "bold green" if view.status == "COMPLETED" else "bold red")
     source = "as found in the topic built" if view.from_log else f"built here by {view.builder}"
     traces = f"{view.traces_in_all} trace{'' if view.traces_in_all == 1 else 's'}"
     what = f"{view.calls} call{'' if view.calls == 1 else 's'} became {traces}, {source}"

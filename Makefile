@@ -7,7 +7,7 @@ ARGS ?=
 EXAMPLES ?= 50000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench up schemas clean
+.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher up schemas clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,9 @@ fmt: $(STAMP) ## Format, and fix what can be fixed
 
 bench: $(STAMP) ## Measure; ARGS=--json prints one line of JSON, --save keeps it in benchmarks/results
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-batcher: $(STAMP) ## Measure message to tensors against the usual ways; ARGS as for bench
+	@$(BIN)/python -m benchmarks --only batcher $(ARGS)
 
 up: $(STAMP) ## Run Kafka and all services here, e.g. ARGS="--upstream http://127.0.0.1:8000"
 	@$(BIN)/rollmill up $(ARGS)

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import codec_formats
+from benchmarks import batcher, codec_formats
 from benchmarks.provenance import provenance
 
-BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {"codec_formats": codec_formats.measure}
+BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
+    "batcher": batcher.measure,
+    "codec_formats": codec_formats.measure,
+}
 RESULTS = Path(__file__).parent / "results"
 
 

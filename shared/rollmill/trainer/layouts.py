@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -125,23 +126,19 @@ def pack(batch: WireBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
 
 
 def _positions(cu_seqlens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    starts = np.repeat(cu_seqlens[:-1].astype(np.int64), lengths)
-    return np.arange(len(starts), dtype=np.int64) - starts
+    positions, longest = np.empty(cu_seqlens[-1], dtype=np.int64), np.arange(lengths.max(initial=0), dtype=np.int64)
+    for start, length in zip(cu_seqlens.tolist(), lengths.tolist(), strict=False):
+        positions[start : start + length] = longest[:length]
+    return positions
 
 
 def pad(packed: PackedArrays, side: Side = "right", pad_token_id: int = 0) -> PaddedArrays:
     """Rows padded on the right or on the left."""
     lengths = np.diff(packed.cu_seqlens)
-    inside = _inside(lengths, packed.max_seqlen, side)
-
-    def rows(values: npt.NDArray[Any], fill: float = 0) -> npt.NDArray[Any]:
-        padded = np.full((*inside.shape, *values.shape[1:]), fill, dtype=values.dtype)
-        padded[inside] = values
-        return padded
-
+    rows = _Rows(packed.cu_seqlens, packed.max_seqlen, side)
     return PaddedArrays(
         input_ids=rows(packed.input_ids, pad_token_id),
-        attention_mask=inside.astype(np.int64),
+        attention_mask=rows(np.ones(len(packed.input_ids), dtype=np.int64)),
         position_ids=rows(packed.position_ids),
         loss_mask=rows(packed.loss_mask),
         behavior_log_probs=rows(packed.behavior_log_probs),
@@ -162,9 +159,24 @@ def pad(packed: PackedArrays, side: Side = "right", pad_token_id: int = 0) -> Pa
     )
 
 
-def _inside(lengths: npt.NDArray[np.int32], width: int, side: Side) -> npt.NDArray[np.bool_]:
-    """[N, S], true where a row has a token. Row by row its true places are the packed order on both sides."""
-    if side not in ("left", "right"):
-        raise ValueError(f"side is 'left' or 'right', not {side!r}")
-    columns = np.arange(width)
-    return columns < lengths[:, None] if side == "right" else columns >= width - lengths[:, None]
+class _Rows:
+    """Lays packed values [T, ...] into rows [N, S, ...]. Every row is one block copy; no mask over [N, S] is made."""
+
+    def __init__(self, cu_seqlens: npt.NDArray[np.int32], width: int, side: Side) -> None:
+        if side not in ("left", "right"):
+            raise ValueError(f"side is 'left' or 'right', not {side!r}")
+        self._bounds = list(pairwise(cu_seqlens.tolist()))
+        self._width, self._is_left = width, side == "left"
+
+    def __call__(self, values: npt.NDArray[Any], fill: float = 0) -> npt.NDArray[Any]:
+        shape = (len(self._bounds), self._width, *values.shape[1:])
+        # Zeros cost nothing until they are touched; any other padding is written where it is, and nowhere else.
+        padded = np.zeros(shape, values.dtype) if fill == 0 else np.empty(shape, values.dtype)
+        for row, (start, stop) in zip(padded, self._bounds, strict=True):
+            first = self._width - (stop - start) if self._is_left else 0
+            last = first + stop - start
+            row[first:last] = values[start:stop]
+            if fill != 0:
+                row[:first] = fill
+                row[last:] = fill
+        return padded

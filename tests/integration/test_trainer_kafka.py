@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from grpo_minimal import train
 from relay.learning import PackedTokens, grpo_step, make_optimizer, packed_log_probs
@@ -32,6 +33,7 @@ from rollmill.settings import KafkaSettings
 from rollmill.testing.batches import SampleTrace, Steps, step_values
 from rollmill.topics import ACKS, BATCHES, OUTCOMES, POLICIES, Topic
 from rollmill.trainer import BatchStream, NoBatch, PolicyPublisher, Step
+from rollmill.trainer.dataset import StepDataset
 from rollmill.trainer.wire import read_batch
 
 pytestmark = pytest.mark.kafka
@@ -373,6 +375,23 @@ def test_two_ranks_never_see_different_steps_while_the_gate_drops_some(settings:
         assert whole == [step for step in range(total) if step not in dropped]
     events = [(item.step, item.rank) for item in everything(settings, ACKS)]
     assert sorted(events) == [(step, rank) for step in range(total) for rank in (0, 1)]
+
+
+def test_a_data_loader_hands_steps_through_and_keeps_their_place(settings: KafkaSettings) -> None:
+    cut(settings, 0, 1, 2)
+    seen: list[int] = []
+    with BatchStream(settings=settings, timeout=WAIT) as stream:
+        dataset = StepDataset(stream, lambda: ZERO, until=lambda: len(seen) == 2)
+        loader: DataLoader[Step] = DataLoader(dataset, batch_size=None)
+        for step in loader:
+            seen.append(step.number)
+            step.ack()
+        checkpoint = dataset.state_dict()
+    assert seen == [0, 1]
+    with BatchStream(settings=settings, timeout=WAIT) as stream:
+        dataset = StepDataset(stream, lambda: ZERO)
+        dataset.load_state_dict(checkpoint)
+        assert next(iter(dataset)).number == 2
 
 
 def test_a_second_trainer_of_a_rank_fences_the_first(settings: KafkaSettings) -> None:

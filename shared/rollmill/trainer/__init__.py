@@ -16,6 +16,7 @@ from rollmill.trainer.mini_batch import MiniBatch
 from rollmill.trainer.publisher import PolicyPublisher
 from rollmill.trainer.step import Step
 from rollmill.trainer.stream import BatchStream, NoBatch
+from rollmill.trainer.trajectory_stream import Rollout, TrajectoryStream
 
 __all__ = [
     "BatchStream",
@@ -28,6 +29,8 @@ __all__ = [
     "PaddedArrays",
     "PaddedMicroBatch",
     "PolicyPublisher",
+    "Rollout",
     "StaleAction",
     "Step",
+    "TrajectoryStream",
 ]

@@ -19,19 +19,28 @@ def offsets_of(state: StreamState, topic: str) -> dict[TopicPartition, Offset]:
 
 
 async def read_committed(clients: KafkaClients, group_id: str, topic: str) -> StreamState | None:
-    """The state committed last; None where the group has committed nothing. A consumer drops the metadata.
+    """The state committed last; None where the group has committed nothing.
 
     Where partitions of a former world size are left behind, the state that has come furthest is it.
     """
+    found = await list_committed(clients, group_id, topic)
+    states = [_parse(metadata, group_id) for _, metadata in found.values()]
+    return max(states, key=lambda state: state.next_step, default=None)
+
+
+async def list_committed(clients: KafkaClients, group_id: str, topic: str) -> dict[int, tuple[int, str]]:
+    """Offset and metadata by partition. A consumer would drop the metadata."""
     admin = clients.admin()
     try:
         await admin.start()
         found = await admin.list_consumer_group_offsets(group_id)
     finally:
         await admin.close()
-    committed = [each for place, each in found.items() if place.topic == topic and each.offset >= 0]
-    states = [_parse(each.metadata, group_id) for each in committed]
-    return max(states, key=lambda state: state.next_step, default=None)
+    return {
+        place.partition: (each.offset, each.metadata)
+        for place, each in found.items()
+        if place.topic == topic and each.offset >= 0
+    }
 
 
 def _parse(metadata: str, group_id: str) -> StreamState:

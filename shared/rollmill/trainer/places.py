@@ -1,0 +1,40 @@
+"""How far a partition is done when records are finished out of order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+from rollmill.errors import InvalidInputError
+from rollmill.models import Record, dump_json
+
+MAX_METADATA = 4000
+"""Bytes of a commit's metadata; the broker refuses more than 4,096."""
+
+
+class Place(Record):
+    """Everything below ``next_offset`` is finished, and so is ``done``."""
+
+    next_offset: int = 0
+    done: tuple[int, ...] = ()
+    """Finished offsets above, ascending."""
+
+    def finishing(self, offsets: Iterable[int], handed_out: Iterable[int], position: int) -> Self:
+        """With more finished. ``handed_out``: offsets read and not finished before; ``position``: next to be read.
+
+        Offsets have gaps, so the boundary moves to the first one that is open, else to the position.
+        """
+        finished = set(offsets)
+        boundary = min((offset for offset in handed_out if offset not in finished), default=position)
+        above = sorted(offset for offset in {*self.done, *finished} if offset >= boundary)
+        return self.replace(next_offset=boundary, done=tuple(above))
+
+    def metadata(self) -> str:
+        """For the commit. Raises InvalidInputError where too many are finished above an open one."""
+        text = dump_json({"done": self.done}).decode()
+        if len(text) > MAX_METADATA:
+            raise InvalidInputError(
+                f"{len(self.done)} trajectories are finished above offset {self.next_offset}, which is open: finish "
+                "older ones first"
+            )
+        return text

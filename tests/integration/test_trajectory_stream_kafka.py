@@ -1,0 +1,172 @@
+"""Trainers that read trajectories themselves: one consumer of record, any number that read along."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from rollmill.codec import CONTENT_TYPE, decode, encode
+from rollmill.errors import ConfigurationError, FencedError, InvalidInputError
+from rollmill.kafka.admin import apply_topics
+from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.ledger.log import Log
+from rollmill.models import Disposition, Outcome, Purpose, Trajectory
+from rollmill.settings import KafkaSettings
+from rollmill.testing.trajectories import sample_trace, sample_trajectory
+from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES, partition_of
+from rollmill.trainer import NoBatch, Rollout, TrajectoryStream
+
+pytestmark = pytest.mark.kafka
+
+WAIT = 20.0
+
+
+@pytest.fixture
+def settings(kafka_broker: EmbeddedKafka, topic_prefix: str) -> KafkaSettings:
+    settings = KafkaSettings(bootstrap_servers=kafka_broker.bootstrap_servers, prefix=topic_prefix, partitions=2)
+    asyncio.run(apply_topics(settings))
+    return settings
+
+
+def put(settings: KafkaSettings, *trajectories: Trajectory) -> None:
+    asyncio.run(_put(settings, trajectories))
+
+
+async def _put(settings: KafkaSettings, trajectories: Sequence[Trajectory]) -> None:
+    async with KafkaClients(settings).producer() as producer:
+        for each in trajectories:
+            key = each.session_id.encode()
+            await producer.send_and_wait(
+                TRAJECTORIES.full_name(settings.prefix),
+                encode(each, TRAJECTORIES.format),
+                key,
+                partition=partition_of(key, settings.partitions),
+                headers=[(CONTENT_TYPE, TRAJECTORIES.format.encode())],
+            )
+
+
+def outcomes(settings: KafkaSettings) -> dict[str, list[tuple[Disposition, str | None]]]:
+    async def read() -> list[Outcome]:
+        async with Log.open(settings) as log:
+            return [decode(Outcome, record.value, tuple(record.headers)) async for record in log.read(OUTCOMES)]
+
+    found: dict[str, list[tuple[Disposition, str | None]]] = {}
+    for item in asyncio.run(read()):
+        found.setdefault(item.session_id, []).append((item.disposition, item.reason))
+    return found
+
+
+def take(stream: TrajectoryStream, count: int) -> dict[str, Rollout]:
+    taken: dict[str, Rollout] = {}
+    for rollout in stream.trajectories(until=lambda: len(taken) == count, timeout=WAIT):
+        taken[rollout.trajectory.session_id] = rollout
+    return taken
+
+
+TRAINED = [(Disposition.TRAINED, None)]
+
+
+def test_what_is_acknowledged_is_trained_once_and_the_rest_comes_again(settings: KafkaSettings) -> None:
+    put(settings, *(sample_trajectory(f"s{n}") for n in range(6)))
+    with TrajectoryStream(settings=settings) as stream:
+        taken = take(stream, 6)
+        stream.ack([taken["s5"], taken["s2"]])
+        stream.exclude([taken["s3"]], "too_easy")
+        with pytest.raises(InvalidInputError, match="session s2 is not open"):
+            stream.ack([taken["s2"]])
+    with TrajectoryStream(settings=settings) as stream:
+        again = take(stream, 3)
+        assert set(again) == {"s0", "s1", "s4"}
+        stream.ack(list(again.values()))
+        with pytest.raises(NoBatch):
+            next(stream.trajectories(timeout=0.5))
+    found = outcomes(settings)
+    assert found.pop("s3") == [(Disposition.EXCLUDED, "too_easy")]
+    assert found == {f"s{n}": TRAINED for n in (0, 1, 2, 4, 5)}
+
+
+def test_what_cannot_train_is_excluded_and_never_handed_over(settings: KafkaSettings) -> None:
+    evaluation = sample_trajectory("exam")
+    ungraded = sample_trajectory("blank", reward=None)
+    half = sample_trajectory("half", traces=[sample_trace("half"), sample_trace("half", index=1)])
+    half = half.replace(traces=(half.traces[0], half.traces[1].replace(reward=None)))
+    put(
+        settings,
+        evaluation.replace(spec=evaluation.spec.replace(purpose=Purpose.EVAL)),
+        ungraded.replace(ungraded_reason="deadline"),
+        half,
+        half.replace(revision=1),
+    )
+    with TrajectoryStream(settings=settings) as stream:
+        taken = take(stream, 1)
+        assert set(taken) == {"half"}
+        stream.ack(list(taken.values()))
+        with pytest.raises(NoBatch):
+            next(stream.trajectories(timeout=0.5))
+    assert outcomes(settings) == {
+        "exam": [(Disposition.EXCLUDED, "eval")],
+        "blank": [(Disposition.EXCLUDED, "ungraded:deadline")],
+        "half": [(Disposition.TRAINED, None), (Disposition.EXCLUDED, "trace_not_graded")],
+    }
+
+
+def test_reading_along_sees_everything_and_writes_nothing(settings: KafkaSettings) -> None:
+    put(
+        settings,
+        sample_trajectory("a"),
+        sample_trajectory("a").replace(revision=1),
+        sample_trajectory("b", reward=None),
+    )
+    with TrajectoryStream(settings=settings) as record, TrajectoryStream(settings=settings, record=False) as shadow:
+        seen: list[str] = []
+        for rollout in shadow.trajectories(until=lambda: len(seen) == 3, timeout=WAIT):
+            seen.append(f"{rollout.trajectory.session_id}{rollout.trajectory.revision}")
+        assert sorted(seen) == ["a0", "a1", "b0"]
+        with pytest.raises(InvalidInputError, match="reads along"):
+            shadow.ack([rollout])
+        assert outcomes(settings) == {}
+        record.ack(list(take(record, 1).values()))
+    assert outcomes(settings)["a"] == TRAINED
+
+
+def test_a_checkpoint_beats_the_committed_position(settings: KafkaSettings) -> None:
+    put(settings, *(sample_trajectory(f"s{n}") for n in range(3)))
+    with TrajectoryStream(settings=settings) as stream:
+        beginning = stream.state_dict()
+        first = take(stream, 3)
+        stream.ack(list(first.values()))
+        stream.load_state_dict(beginning)
+        assert set(take(stream, 3)) == {"s0", "s1", "s2"}
+        with pytest.raises(InvalidInputError, match="not open"):
+            stream.ack(list(first.values()))
+        with pytest.raises(ConfigurationError, match="run 'other'"):
+            stream.load_state_dict({**beginning, "run": "other"})
+
+
+def test_there_is_one_consumer_of_record(settings: KafkaSettings) -> None:
+    put(settings, sample_trajectory("a"))
+    with TrajectoryStream(settings=settings) as first, TrajectoryStream(settings=settings) as second:
+        held = take(first, 1)
+        take(second, 1)
+        with pytest.raises(FencedError):
+            first.ack(list(held.values()))
+
+
+def test_ranks_share_the_partitions(settings: KafkaSettings) -> None:
+    names = [f"s{n}" for n in range(8)]
+    put(settings, *map(sample_trajectory, names))
+    own = [[name for name in names if partition_of(name.encode(), 2) == rank] for rank in (0, 1)]
+    for rank in (0, 1):
+        with TrajectoryStream(rank, 2, settings=settings) as stream:
+            assert sorted(take(stream, len(own[rank]))) == own[rank]
+
+
+def test_a_run_with_a_batcher_has_its_consumer_of_record(settings: KafkaSettings) -> None:
+    async def batcher_has_run() -> None:
+        async with KafkaClients(settings).producer() as producer:
+            await producer.send_and_wait(STATE_BATCHER.full_name(settings.prefix), b"x", b"!owner", partition=0)
+
+    asyncio.run(batcher_has_run())
+    with TrajectoryStream(settings=settings) as stream, pytest.raises(ConfigurationError, match="a batcher takes"):
+        next(stream.trajectories(timeout=WAIT))

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmill.errors import InvalidInputError
+from rollmill.trainer.places import Place
+
+
+def test_the_boundary_is_the_first_open_offset_over_all_gaps() -> None:
+    place = Place().finishing([5, 9], handed_out={0, 5, 7, 9}, position=12)
+    assert (place.next_offset, place.done) == (0, (5, 9))
+    place = place.finishing([0], handed_out={0, 7}, position=12)
+    assert (place.next_offset, place.done) == (7, (9,))
+    place = place.finishing([7], handed_out={7}, position=12)
+    assert (place.next_offset, place.done) == (12, ())
+
+
+def test_too_many_gaps_are_refused_before_the_broker_refuses_them() -> None:
+    with pytest.raises(InvalidInputError, match="finish older ones first"):
+        Place(done=tuple(range(1000, 3000))).metadata()
+    assert Place(done=(3,)).metadata() == '{"done":[3]}'
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.randoms(use_true_random=False))
+def test_nothing_is_finished_that_was_not_and_in_the_end_everything(offsets: set[int], random: object) -> None:
+    order = sorted(offsets)
+    random.shuffle(order)  # type: ignore[attr-defined]  # hypothesis hands out a random.Random
+    place, still_open, position = Place(), set(offsets), max(offsets) + 1
+    for offset in order:
+        place = place.finishing([offset], still_open, position)
+        still_open.discard(offset)
+        seen_again = {each for each in offsets if each >= place.next_offset and each not in place.done}
+        assert seen_again == still_open
+    assert (place.next_offset, place.done) == (position, ())

@@ -14,8 +14,8 @@ class OtherWorldSizeError(ConfigurationError):
         divisors = ", ".join(str(count) for count in range(1, found + 1) if found % count == 0)
         super().__init__(
             f"the steps in the log are cut for world size {found}, this trainer has {ranks}: start it with a number of "
-            f"ranks that divides {found} ({divisors}), or set the batcher to {ranks} and let the trainer finish the "
-            "steps that are already cut"
+            f"ranks that divides {found} ({divisors}), or give the run a prefix of its own and its batcher world size "
+            f"{ranks}"
         )
         self.found = found
 

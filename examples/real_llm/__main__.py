@@ -103,7 +103,7 @@ async def _healthy(base_url: str) -> None:
 
 
 async def lead(capture: str) -> tuple[str, list[str]]:
-    """One session of all questions: its id, and the texts that the agent saw, each with its end where it came to one."""
+    """One session of all questions: its id, and the texts that the agent saw, with the ends that they came to."""
     async with httpx.AsyncClient(base_url=capture, timeout=30) as http:
         opened = (await http.post("/v1/sessions", json={"task_id": "rivers"})).raise_for_status().json()
         seen = await talk(opened["base_url"], opened["api_key"])

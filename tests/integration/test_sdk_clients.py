@@ -367,9 +367,7 @@ async def test_errors_have_the_shape_that_each_client_raises_on() -> None:
                 await client.responses.create(model="toy", input="hi")
             with pytest.raises(BadRequestError, match="not found"):
                 await client.responses.create(model="toy", input="hi", previous_response_id="resp_none")
-        async with anthropic.AsyncAnthropic(
-            base_url=f"{capture.url}/sessions/s/v1", api_key="x", max_retries=0
-        ) as two:
+        async with anthropic.AsyncAnthropic(base_url=f"{capture.url}/sessions/s/v1", api_key="x", max_retries=0) as two:
             with pytest.raises(anthropic.BadRequestError, match="the script is over"):
                 await two.messages.create(model="toy", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
         options = gemini.HttpOptions(base_url=f"{capture.url}/sessions/s/v1")

@@ -111,10 +111,11 @@ class CallEndpoint:
         return {**api, **retry_metadata(headers)}
 
     async def _served(self, entry: SessionEntry, request: Request, raw: bytes) -> tuple[Target, ServedRequest]:
-        caller, place = self.caller, {**request.query_params, **request.path_params}
+        caller, params = self.caller, request.path_params
+        place = {**request.query_params, **params} if request.url.query else params
         try:
             body = parse_object(raw)
-            model = place.get("model", body.get("model"))
+            model = params.get("model", body.get("model"))
             target = caller.routes.find(model if isinstance(model, str) else None)
             asked = self._api(target).read(body, place, caller.memory.of(entry.session_id))
         except InvalidInputError as error:

@@ -124,6 +124,9 @@ class Exchange:
 
     async def _first_part(self) -> Outcome | None:
         """None: the engine has broken the reply off, and it can be continued."""
+        if self._call.served.stream:
+            # A pause, a queue or a whole answer may take minutes, and readers of streams give up on silence.
+            self._client.keep_alive(self._keep_alive_seconds)
         async with self._upstream.pauses.passage(self._call.target.route.policy):
             # The version that counts is the one in front of the engine, not the one in front of the gate.
             call = self._call = self._recorder.started(self._call)
@@ -201,15 +204,12 @@ class Exchange:
     async def _asked(self, call: Call) -> Outcome | None:
         served = call.served
         try:
-            if served.stream and not served.streams:
-                self._client.keep_alive(self._keep_alive_seconds)
             upstream, name = self._upstream, call.completion_id
             async with upstream.chat(call.target, served.body, name, served.wire.path, call.session_id) as response:
                 if response.status_code != OK:
                     return self._refused(response.status_code, response.headers, await response.aread())
                 if self._relay is None:
                     return self._whole(await response.aread())
-                self._client.keep_alive(self._keep_alive_seconds)
                 return await self._streamed(response.aiter_bytes(), self._relay)
         except UpstreamError as error:
             return _unanswered(error)

@@ -39,6 +39,15 @@ class Lookups:
             body |= {"first_id": None, "last_id": None}
         return json_response(body, status)
 
+    async def model(self, request: Request) -> Response:
+        """One model of the list."""
+        answer = await self.models(request)
+        body, name = orjson.loads(answer.body), request.path_params["model"]
+        found = [item for item in body.get("data") or () if isinstance(item, dict) and item.get("id") == name]
+        if answer.status_code == OK and not found:
+            raise RefusalError(404, f"the upstream has no model {name!r}")
+        return json_response(found[0], OK) if found else answer
+
     async def gemini_models(self, request: Request) -> Response:
         await self.caller.desk.caller(request)
         status, body = await self._models()

@@ -51,6 +51,7 @@ def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[Ba
     looks = Lookups(caller)
     lookups: list[tuple[str, Lookup, str]] = [
         ("/v1/models", looks.models, "GET"),
+        ("/v1/models/{model:path}", looks.model, "GET"),
         ("/v1/messages/count_tokens", looks.count_messages, "POST"),
         ("/v1beta/models", looks.gemini_models, "GET"),
         ("/v1beta/models/{model:path}:countTokens", looks.count_gemini, "POST"),

@@ -406,3 +406,32 @@ async def test_ids_beside_the_call_that_are_not_as_many_as_it_had_are_not_traine
         async with capture.call("/v1/chat/completions", HI) as call:
             await call.rest()
         assert (capture.records[0].choices[0].untrainable_reason or "").startswith("prompt_ids(2)!=usage")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("wanted", "kept", "gone"),
+    [
+        ({"logprobs": True}, b'"logprob":', b"token_ids"),
+        ({"return_token_ids": True}, b"token_ids", b'"logprob":'),
+    ],
+)
+async def test_a_client_gets_of_the_details_what_it_asked_for(
+    wanted: dict[str, Any], kept: bytes, gone: bytes, stream: bool
+) -> None:
+    async with rig(ScriptedEngine((TEXT,)).answer) as capture:
+        async with capture.call("/v1/chat/completions", {**HI, **wanted, "stream": stream}) as call:
+            text = await call.rest()
+        assert kept in text
+        assert gone not in text
+        assert capture.records[0].choices[0].trainable
+        assert gone not in (capture.records[0].response or b"")
+
+
+async def test_one_model_is_found_or_not() -> None:
+    async with rig(ScriptedEngine(()).answer) as capture:
+        async with capture.call("/v1/models/toy", None, "GET") as call:
+            assert (await call.json())["id"] == "toy"
+        async with capture.call("/v1/models/org/other", None, "GET") as call:
+            await call.rest()
+        assert call.status == 404

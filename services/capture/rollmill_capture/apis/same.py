@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.engines.details import META_DETAILS, without_details
+from rollmill_capture.engines.details import META_DETAILS, without_details, without_ids, without_logprobs
 from rollmill_capture.engines.wires import Wire
 from rollmill_capture.replies import OPENAI, Shape
 from rollmill_capture.sse import ServerEvent
@@ -23,10 +23,6 @@ class Wants:
     ids: bool = False
     logprobs: bool = False
     usage: bool = True
-
-    @property
-    def all_details(self) -> bool:
-        return self.ids and self.logprobs
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,8 @@ class SameVoice:
 
 def same(wire: Wire, wants: Wants) -> Same:
     """The answer of a format with choices."""
-    return Same(wire, strip=None if wants.all_details else without_details, usage=wants.usage)
+    strips = {(False, False): without_details, (True, False): without_logprobs, (False, True): without_ids}
+    return Same(wire, strip=strips.get((wants.ids, wants.logprobs)), usage=wants.usage)
 
 
 def without_meta(body: Any) -> Any:

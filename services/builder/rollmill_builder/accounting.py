@@ -86,11 +86,12 @@ def settle(session: EndedSession | CompletionSession, built: Trajectory) -> Traj
 
 def _replies(ended: EndedSession) -> Replies:
     replies: dict[tuple[str, int], Reply] = {}
-    for record, _, prompted in ended.calls:
+    for item in ended.calls:
+        record = item.record
         choices = {choice.index: choice for choice in record.choices}
         for unit in captured_units(record):
             name = unit.completion_id, unit.choice
-            replies[name] = Reply(record, choices.get(unit.choice), unit.stop, prompted)
+            replies[name] = Reply(record, choices.get(unit.choice), unit.stop, item.prompted)
     return replies
 
 

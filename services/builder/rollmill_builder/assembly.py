@@ -9,34 +9,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollmill.models import Trace, TraceTurn, VersionRun, VersionRuns, append_run, dump_json
+from rollmill.models import Trace, VersionRun, VersionRuns, append_run, dump_json
 from rollmill_builder.branches import Branch
 from rollmill_builder.calls import Call
 from rollmill_builder.messages import Message
 from rollmill_builder.splice import ended_by_token
 
 Ids = npt.NDArray[np.int32]
+Span = tuple[int, int]
 
 
 def trace_of(branch: Branch, branch_of: Mapping[tuple[str, int], str]) -> Trace:
     """The trace of a branch. ``branch_of`` names the branch that holds a (completion id, choice)."""
     between = list(_between(branch))
-    turns = _turns(branch, between)
+    spans = list(_spans(branch, between))
     ids = [part for call, context in zip(branch.calls, between, strict=True) for part in (context, call.reply_ids)]
-    count = turns[-1].stop
-    mask, logprobs = _trained(branch, turns, count)
-    return Trace(
-        prompt_ids=branch.first.prompt_ids(branch.dropped),
-        response_ids=np.concatenate(ids),
-        loss_mask=mask,
-        response_logprobs=logprobs if mask.any() else None,
-        versions=_versions(branch, between),
-        turns=turns,
-        prompt_messages=branch.first.messages_json,
-        response_messages=_response_messages(branch),
-        tools=branch.first.tools,
-        finish_reason=branch.calls[-1].choice.finish_reason,
-        metadata=_metadata(branch, between, branch_of),
+    mask, logprobs = _trained(branch, spans)
+    return Trace.model_validate(
+        {
+            "prompt_ids": branch.first.prompt_ids(branch.dropped),
+            "response_ids": np.concatenate(ids),
+            "loss_mask": mask,
+            "response_logprobs": logprobs if mask.any() else None,
+            "versions": _versions(branch, between),
+            "turns": _turns(branch, spans),
+            "prompt_messages": branch.first.messages_json,
+            "response_messages": _response_messages(branch),
+            "tools": branch.first.tools,
+            "finish_reason": branch.calls[-1].choice.finish_reason,
+            "metadata": _metadata(branch, between, branch_of),
+        }
     )
 
 
@@ -47,40 +49,46 @@ def _between(branch: Branch) -> Iterator[Ids]:
         yield call.prompt_ids(splice.resume)
 
 
-def _turns(branch: Branch, between: list[Ids]) -> tuple[TraceTurn, ...]:
-    turns, position = [], 0
-    followed = [*(splice.exact for splice in branch.splices), True]
-    for call, context, exact in zip(branch.calls, between, followed, strict=True):
+def _spans(branch: Branch, between: list[Ids]) -> Iterator[Span]:
+    """Where each reply lies in the response."""
+    position = 0
+    for call, context in zip(branch.calls, between, strict=True):
         start = position + len(context)
         position = start + len(call.reply_ids)
-        turns.append(_turn(call, start, position, exact=exact))
-    return tuple(turns)
+        yield start, position
 
 
-def _turn(call: Call, start: int, stop: int, *, exact: bool) -> TraceTurn:
-    return TraceTurn(
-        completion_id=call.record.completion_id,
-        choice=call.choice.index,
-        start=start,
-        stop=stop,
-        finish_reason=call.choice.finish_reason,
-        trained=call.untrained is None,
-        reason=call.untrained,
-        context_exact=exact,
-        temperature=call.record.sampling.temperature,
-        top_p=call.record.sampling.top_p,
-        logprobs_mode=call.record.sampling.logprobs_mode,
-    )
+def _turns(branch: Branch, spans: list[Span]) -> tuple[dict[str, Any], ...]:
+    followed = [*(splice.exact for splice in branch.splices), True]
+    turns = zip(branch.calls, spans, followed, strict=True)
+    return tuple(_turn(call, span, exact=exact) for call, span, exact in turns)
 
 
-def _trained(
-    branch: Branch, turns: tuple[TraceTurn, ...], count: int
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+def _turn(call: Call, span: Span, *, exact: bool) -> dict[str, Any]:
+    """A `TraceTurn`, validated with its trace."""
+    sampling = call.record.sampling
+    return {
+        "completion_id": call.record.completion_id,
+        "choice": call.choice.index,
+        "start": span[0],
+        "stop": span[1],
+        "finish_reason": call.choice.finish_reason,
+        "trained": call.untrained is None,
+        "reason": call.untrained,
+        "context_exact": exact,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "logprobs_mode": sampling.logprobs_mode,
+    }
+
+
+def _trained(branch: Branch, spans: list[Span]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    count = spans[-1][1]
     mask, logprobs = np.zeros(count, dtype=np.uint8), np.zeros(count, dtype=np.float32)
-    for call, turn in zip(branch.calls, turns, strict=True):
-        if turn.trained and call.choice.logprobs is not None:
-            mask[turn.start : turn.stop] = 1
-            logprobs[turn.start : turn.stop] = call.choice.logprobs
+    for call, (start, stop) in zip(branch.calls, spans, strict=True):
+        if call.untrained is None and call.choice.logprobs is not None:
+            mask[start:stop] = 1
+            logprobs[start:stop] = call.choice.logprobs
     return mask, logprobs
 
 
@@ -109,7 +117,7 @@ def _metadata(branch: Branch, between: list[Ids], branch_of: Mapping[tuple[str, 
     link, first = branch.link, branch.first
     parent, broken = link.parent, link.broken
     found: dict[str, Any] = {
-        "branch": branch.name,
+        "branch": branch_of[first.name],
         "parent": parent and parent.record.completion_id,
         "parent_choice": parent and parent.choice.index,
         "parent_branch": parent and branch_of.get(parent.name),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -15,15 +15,18 @@ from rollmill_builder.deltas import CallDelta
 from rollmill_builder.lines import Lines, Shared
 from rollmill_builder.parts import SEPARATOR, Parts, parts_of, unpack_rest
 from rollmill_builder.spill import Extent, SpillFile
-
-TOKEN_BYTES = 4
+from rollmill_builder.trie import TOKEN_BYTES, Bytes
 
 CALL_OVERHEAD = 500
 """Bytes that Python and the engine's bookkeeping add to a call; `make bench-builder-memory` measures them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+Head = Shared | Bytes | None
+"""A prompt, or messages: by what is held already, or in full."""
+Tails = tuple[tuple[bytes | None, ...], tuple[bytes | None, ...]]
+
+
+class Entry(NamedTuple):
     """One call without its sequences."""
 
     completion_id: str
@@ -45,7 +48,7 @@ class Content:
     numbers: dict[str, int] = field(default_factory=dict)
     """Places in ``entries`` by completion id."""
 
-    def add(self, entry: Entry, prompt: Shared | None, messages: Shared | None, tails: Tails) -> None:
+    def add(self, entry: Entry, prompt: Head, messages: Head, tails: Tails) -> None:
         self.ids.add(prompt, tails[0])
         self.text.add(messages, tails[1])
         self.numbers[entry.completion_id] = len(self.entries)
@@ -67,9 +70,6 @@ class Content:
         entries = [Entry(*entry) for entry in packed]
         numbers = {entry.completion_id: number for number, entry in enumerate(entries)}
         return cls(Lines.load(TOKEN_BYTES, ids), Lines.load(1, text), entries, numbers)
-
-
-Tails = tuple[tuple[bytes | None, ...], tuple[bytes | None, ...]]
 
 
 def _sequences(lines: Lines, number: int) -> list[bytes | None]:
@@ -112,14 +112,14 @@ class CallStore:
 
     def add(self, entry: Entry, prompt: Shared | None, messages: Shared | None, tails: Tails) -> None:
         if self.length and entry.tools == (last := self.content.entries[-1]).tools:
-            entry = Entry(entry.completion_id, entry.digest, entry.rest, last.tools)
+            entry = entry._replace(tools=last.tools)
         elif entry.tools is not None:
             self.size += len(entry.tools)
         self.content.add(entry, prompt, messages, tails)
         self.length += 1
-        shared = sum(len(part.rest) for part in (prompt, messages) if part is not None)
+        heads = sum(len(head.rest) for head in (prompt, messages) if head is not None)
         rest = len(entry.rest) if isinstance(entry.rest, bytes) else 0
-        self.size += shared + rest + CALL_OVERHEAD + sum(len(tail) for some in tails for tail in some if tail)
+        self.size += heads + rest + CALL_OVERHEAD + sum(len(tail) for some in tails for tail in some if tail)
 
     def copied(self, length: int) -> CallStore:
         """A store of the first ``length`` calls."""
@@ -163,13 +163,13 @@ class CallLog:
     @classmethod
     def of(cls, records: Iterable[CompletionRecord]) -> CallLog:
         """A log of records that are in memory anyway; they are kept as they are."""
-        log = cls()
+        store = CallStore()
+        content = store.content
         for record in records:
-            parts = parts_of(record)
-            entry = Entry(record.completion_id, b"", record, parts.tools)
-            log._store.add(entry, *log.share(parts), (parts.replies, parts.texts))
-            log._length += 1
-        return log
+            prompt, replies, messages, texts, tools = parts_of(record)
+            content.add(Entry(record.completion_id, b"", record, tools), prompt, messages, (replies, texts))
+            store.length += 1
+        return cls(store)
 
     def share(self, parts: Parts) -> tuple[Shared | None, Shared | None]:
         """Prompt and messages of a further call, by what is held already."""

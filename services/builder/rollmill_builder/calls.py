@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,11 +19,11 @@ from rollmill.models import (
     Unit,
     VersionRuns,
 )
-from rollmill_builder.call_log import TOKEN_BYTES, Content
-from rollmill_builder.ended import EndedSession, Recorded
+from rollmill_builder.call_log import Content
+from rollmill_builder.ended import EndedSession
 from rollmill_builder.messages import Message, parse_object
 from rollmill_builder.parts import SEPARATOR, messages_of_text
-from rollmill_builder.trie import Place
+from rollmill_builder.trie import TOKEN_BYTES, Place
 
 Ids = npt.NDArray[np.int32]
 
@@ -120,23 +120,46 @@ class Call:
         return (self.messages or ())[len(before.messages or ()) :]
 
 
-def calls_of(ended: EndedSession) -> tuple[Call, ...]:
-    """The replies that traces are made of, in order."""
-    found: list[Call] = []
+Excluded = tuple[str, tuple[Unit, ...]]
+"""A reason, and the units it excludes."""
+
+
+@dataclass(frozen=True)
+class SortedReplies:
+    """The replies of a session: those that traces are made of, in order, and the others."""
+
+    calls: tuple[Call, ...]
+    excluded: tuple[Excluded, ...]
+    reasons: tuple[str, ...]
+    """Why each of the others is one; there are such without a token."""
+
+
+def sorted_replies(ended: EndedSession) -> SortedReplies:
+    calls: list[Call] = []
+    excluded: list[Excluded] = []
+    reasons: list[str] = []
+    choices = [choice for item in ended.calls for choice in item.record.choices]
+    sound = are_logprobs([choice.logprobs for choice in choices if choice.logprobs is not None])
     for item in ended.calls:
-        tails = ended.content.ids.tails(item.number)
-        ends = {choice.index: end for choice, end in zip(item.record.choices, tails, strict=True)}
-        for choice in sorted(item.record.choices, key=lambda choice: choice.index):
-            if refusal(item.record, choice, prompted=item.prompted) is None:
-                found.append(_call(item, choice, ends[choice.index], len(found), ended.content))
-    return tuple(found)
+        record = item.record
+        pairs = zip(record.choices, ended.content.ids.tails(item.number), strict=True)
+        for choice, end in sorted(pairs, key=_index) if len(record.choices) > 1 else pairs:
+            reason = refusal(record, choice, prompted=item.prompted)
+            if reason is None and item.prompt is not None and end is not None:
+                why = untrained_reason(choice, sound=sound)
+                calls.append(Call(record, choice, len(calls), item.prompt, end, why, ended.content, item.number))
+            elif reason is not None:
+                reasons.append(reason)
+                excluded.append((reason, tuple(reply_units(record, choice))))
+        if not record.choices:
+            reasons.append(refusal(record, None) or "no_ids")
+        if record.usage_completion_tokens is not None:
+            excluded.append((refusal(record, None) or "no_ids", tuple(_counted_units(record))))
+    return SortedReplies(tuple(calls), tuple(excluded), tuple(reasons))
 
 
-def _call(item: Recorded, choice: SampledChoice, end: Place | None, order: int, content: Content) -> Call:
-    prompt = content.ids.head(item.number)
-    if prompt is None or end is None:
-        raise ValueError(f"{item.record.completion_id} has no ids")
-    return Call(item.record, choice, order, prompt, end, untrained_reason(choice), content, item.number)
+def _index(pair: tuple[SampledChoice, Place | None]) -> int:
+    return pair[0].index
 
 
 def refusal(record: CompletionRecord, choice: SampledChoice | None, *, prompted: bool | None = None) -> str | None:
@@ -157,15 +180,22 @@ def refusal(record: CompletionRecord, choice: SampledChoice | None, *, prompted:
     return None if prompted else "no_prompt_ids"
 
 
-def untrained_reason(choice: SampledChoice) -> str | None:
-    """Why a reply's tokens are never trained though its ids are known; None where they are."""
+def untrained_reason(choice: SampledChoice, *, sound: bool = False) -> str | None:
+    """Why a reply's tokens are never trained though its ids are known; None where they are.
+
+    ``sound``: its log-probs were looked at before, and are some.
+    """
     if not choice.trainable:
         return reason_code(choice.untrainable_reason)
     if choice.logprobs is None:
         return "no_logprobs"
-    if len(choice.logprobs) and not LOWEST_LOGPROB < choice.logprobs.min() <= choice.logprobs.max() <= HIGHEST_LOGPROB:
-        return "logprob_unknown"
-    return None
+    return None if sound or are_logprobs([choice.logprobs]) else "logprob_unknown"
+
+
+def are_logprobs(arrays: Sequence[npt.NDArray[np.float32]]) -> bool:
+    """Whether every value can be the log-probability of a sampled token."""
+    values = np.concatenate(arrays) if arrays else np.zeros(0)
+    return not len(values) or bool(LOWEST_LOGPROB < values.min() <= values.max() <= HIGHEST_LOGPROB)
 
 
 def reason_code(text: str | None) -> str:
@@ -202,26 +232,7 @@ def _counted_units(record: CompletionRecord) -> Iterator[Unit]:
         yield Unit(record.completion_id, index, 0, record.usage_completion_tokens - known, record.policy.before)
 
 
-def refused_units(ended: EndedSession) -> Iterator[tuple[str, tuple[Unit, ...]]]:
-    """(reason, units) of everything that belongs into no trace."""
-    for record, _, prompted in ended.calls:
-        for choice in record.choices:
-            reason = refusal(record, choice, prompted=prompted)
-            if reason is not None and choice.token_ids is not None:
-                yield reason, tuple(reply_units(record, choice))
-        yield refusal(record, None) or "no_ids", tuple(_counted_units(record))
-
-
-def refused_replies(ended: EndedSession) -> Iterator[str]:
-    """The reason of every reply that belongs into no trace, those without a token among them."""
-    for record, _, prompted in ended.calls:
-        for choice in record.choices or (None,):
-            reason = refusal(record, choice, prompted=prompted)
-            if reason is not None:
-                yield reason
-
-
-def by_reason(items: Iterable[tuple[str, tuple[Unit, ...]]]) -> tuple[ExcludedUnits, ...]:
+def by_reason(items: Iterable[Excluded]) -> tuple[ExcludedUnits, ...]:
     """Units collected under their reasons, sorted; reasons without a token are left out."""
     collected: dict[str, list[Unit]] = {}
     for reason, units in items:

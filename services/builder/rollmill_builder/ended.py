@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rollmill.models import CompletionRecord, CompletionSession, Trajectory
 from rollmill.strategies import BaseTrajectoryBuilder
 from rollmill_builder.call_log import CallLog, Content
+from rollmill_builder.trie import Place
 
 
 class Recorded(NamedTuple):
@@ -19,8 +20,13 @@ class Recorded(NamedTuple):
     """Prompt and request may be left out."""
     number: int
     """In ``EndedSession.content``."""
-    prompted: bool
-    """Whether the ids of its prompt are known, and are any."""
+    prompt: Place | None
+    """Of the prompt's token ids; None where they are unknown."""
+
+    @property
+    def prompted(self) -> bool:
+        """Whether the ids of its prompt are known, and are any."""
+        return self.prompt is not None and self.prompt.end > 0
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,8 @@ class EndedSession:
         return CompletionSession.model_validate({**dict(self.session), "completions": records})
 
     def _recorded(self, number: int) -> Recorded:
-        head = self.content.ids.head(number)
         record = self.log.record(number, self.session.session_id, self.session.attempt)
-        return Recorded(record, number, head is not None and head.end > 0)
+        return Recorded(record, number, self.content.ids.head(number))
 
 
 class CallBuilder(BaseTrajectoryBuilder):

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rollmill_builder.trie import Place, Trie
+from rollmill_builder.trie import ROOT, Bytes, Place, Trie
 
 SEGMENT_BITS = 32
 ABSENT = -1
@@ -36,26 +36,26 @@ class Lines:
     def __len__(self) -> int:
         return len(self._first)
 
-    def share(self, content: bytes) -> Shared:
+    def share(self, content: Bytes) -> Shared:
         """``content`` by what is held already; says nothing new to this object."""
         place = self.trie.find(content)
         if not place.end:
-            return Shared(0, ABSENT, 0, content)
-        return Shared(*self._holder(place), place.end, content[place.end :])
+            return Shared(0, ABSENT, 0, bytes(content))
+        return Shared(*self._holder(place), place.end, bytes(content[place.end :]))
 
-    def add(self, head: Shared | None, tails: Iterable[bytes | None]) -> None:
+    def add(self, head: Shared | Bytes | None, tails: Iterable[Bytes | None]) -> None:
         """The next call's sequences; None: it has none. Without a head, tails begin at the root."""
-        places = [None if head is None else self._placed(head)]
-        start = places[0] or Place(0, 0)
-        places += [None if tail is None else self._follow(start, tail) for tail in tails]
+        start = None if head is None else self._placed(head)
         self._first.append(len(self._places))
-        self._places.extend(_code(place) for place in places)
+        self._places.append(_code(start))
+        for tail in tails:
+            self._places.append(_code(None if tail is None else self.trie.insert(tail, start or ROOT)))
 
     def head(self, call: int) -> Place | None:
         return _place(self._places[self._first[call]])
 
     def tails(self, call: int) -> tuple[Place | None, ...]:
-        return tuple(_place(code) for code in self._codes(call)[1:])
+        return tuple(map(_place, self._codes(call)[1:]))
 
     @property
     def size(self) -> int:
@@ -85,18 +85,15 @@ class Lines:
                     return call, slot - 1
         raise ValueError(f"no call reaches {place}")
 
-    def _placed(self, head: Shared) -> Place:
-        start = Place(0, 0)
-        if head.size:
-            holder = _place(self._codes(head.call)[head.tail + 1])
-            if holder is None or holder.end < head.size:
-                raise ValueError(f"call {head.call} has no {head.size} bytes to share")
-            start = self.trie.ancestor(holder, head.size)
-        return self._follow(start, head.rest)
-
-    def _follow(self, start: Place, tail: bytes) -> Place:
-        place = self.trie.find(tail, start)
-        return self.trie.extend(place, tail[place.end - start.end :])
+    def _placed(self, head: Shared | Bytes) -> Place:
+        if not isinstance(head, Shared):
+            return self.trie.insert(head)
+        if not head.size:
+            return self.trie.insert(head.rest)
+        holder = _place(self._codes(head.call)[head.tail + 1])
+        if holder is None or holder.end < head.size:
+            raise ValueError(f"call {head.call} has no {head.size} bytes to share")
+        return self.trie.insert(head.rest, self.trie.ancestor(holder, head.size))
 
 
 def _code(place: Place | None) -> int:

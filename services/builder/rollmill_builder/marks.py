@@ -26,6 +26,9 @@ class Marks(Generic[T]):
         for number, leaves in enumerate(trie.leaves_at()):
             self._above.append(self.nearest(leaves) if number else None)
 
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
     def at(self, place: Place) -> list[T]:
         return self._items.get(place, [])
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rollmill_builder.call_log import TOKEN_BYTES
 from rollmill_builder.calls import Call
 from rollmill_builder.marks import Marks
 from rollmill_builder.splice import GENERATION_PROMPT, Break, DriftRules, EndOfTurn, Splice, align, exact, reframe
-from rollmill_builder.trie import Place, Trie
+from rollmill_builder.trie import TOKEN_BYTES, Place, Trie
 
 MOST_LOOKS = 4
 """Earlier prompts, the longest first, whose replies are looked for in a prompt: bounds the work where none fits."""
@@ -51,8 +50,10 @@ class CallIndex:
         beyond = 0 if parent is None else parent.end.end
         found = self._drifted_parent(child, beyond)
         if not isinstance(found, Link):
-            framed = self._framed_parent(child, max(beyond, 1))
-            found = framed if isinstance(framed, Link) else _furthest(item for item in (found, framed) if item)
+            framed = self._framed_parent(child, max(beyond, 1)) if self._frames else None
+            if isinstance(framed, Link):
+                return _allowed(replace(framed, broken=framed.broken or found), child)
+            found = _furthest(item for item in (found, framed) if item)
         if isinstance(found, Link):
             return _allowed(found, child)
         if parent is None:
@@ -88,7 +89,7 @@ class CallIndex:
                 end = self._end_of_turn.of(call)
                 result = reframe(call, child, place.end // TOKEN_BYTES, end, self._rules)
                 if isinstance(result, Splice):
-                    return Link(call, result)
+                    return Link(call, result, failed)
                 failed = failed or (result and replace(result, reason=boundary(call, child) or result.reason))
         return failed
 
@@ -134,8 +135,8 @@ def boundary(earlier: Call, later: Call) -> str | None:
     """What differs between two calls that a trace may not hold both of; None where nothing does."""
     if earlier.record.policy.name != later.record.policy.name:
         return "policy_changed"
-    fingerprints = {earlier.record.fingerprint, later.record.fingerprint} - {None}
-    if len(fingerprints) > 1:
+    before, after = earlier.record.fingerprint, later.record.fingerprint
+    if before != after and before is not None and after is not None:
         return "fingerprint_changed"
-    known = earlier.messages is not None and later.messages is not None
+    known = earlier.text is not None and later.text is not None
     return "tools_changed" if known and earlier.tools != later.tools else None

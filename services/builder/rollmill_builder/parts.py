@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from rollmill.models import CompletionRecord, SampledChoice, dump_json
 from rollmill_builder.messages import Message, messages_of, parse_object, tools_of
+from rollmill_builder.trie import Bytes
 
 APART: dict[str, Any] = {
     "session_id": True,
@@ -25,11 +27,10 @@ APART: dict[str, Any] = {
 SEPARATOR = b","
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """What a call's sequences are; None: it has none."""
 
-    prompt: bytes | None
+    prompt: Bytes | None
     """Packed token ids."""
     replies: tuple[bytes | None, ...]
     """Packed token ids, one per choice."""
@@ -42,14 +43,19 @@ class Parts:
 
 def parts_of(record: CompletionRecord) -> Parts:
     """Of the request only messages and tools stay, of the response the replies: no trace shows more."""
-    messages = messages_of(record.request)
+    messages = None if record.request is None else messages_of(record.request)
     return Parts(
-        prompt=None if record.prompt_ids is None else record.prompt_ids.tobytes(),
+        prompt=None if record.prompt_ids is None else _view(record.prompt_ids),
         replies=tuple(None if item.token_ids is None else item.token_ids.tobytes() for item in record.choices),
         messages=None if messages is None else text_of_messages(messages),
         texts=tuple(_text(choice, record.response) for choice in record.choices),
-        tools=tools_of(record.request),
+        tools=None if record.request is None else tools_of(record.request),
     )
+
+
+def _view(ids: npt.NDArray[np.int32]) -> Bytes:
+    """The bytes of an array, without a copy."""
+    return ids.data.cast("B") if len(ids) and ids.flags.c_contiguous else ids.tobytes()
 
 
 def text_of_messages(messages: Sequence[Message]) -> bytes:
@@ -64,11 +70,14 @@ def messages_of_text(text: bytes) -> tuple[Message, ...]:
 
 def _text(choice: SampledChoice, response: bytes | None) -> bytes | None:
     """The reply's message; from the response body where the choice itself has none."""
-    message = parse_object(choice.message) if choice.message is not None else _answered(choice.index, response)
+    if choice.message is not None:
+        message = parse_object(choice.message)
+    else:
+        message = None if response is None else _answered(choice.index, response)
     return None if message is None else text_of_messages((message,))
 
 
-def _answered(index: int, response: bytes | None) -> Message | None:
+def _answered(index: int, response: bytes) -> Message | None:
     found = (parse_object(response) or {}).get("choices")
     items = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
     messages = (item.get("message") for item in items if item.get("index", 0) == index)

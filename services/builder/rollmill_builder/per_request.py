@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from rollmill.models import Trajectory
-from rollmill.strategies import trajectory_of
 from rollmill_builder.branches import Branch
-from rollmill_builder.calls import by_reason, calls_of, refused_units
+from rollmill_builder.calls import sorted_replies
 from rollmill_builder.closing import no_completions
 from rollmill_builder.ended import CallBuilder, EndedSession
 from rollmill_builder.limits import OverLong, TraceLimit
-from rollmill_builder.prefix_merging import left_out_units, statistics, traces_of, untrained_units
+from rollmill_builder.prefix_merging import merged
 
 
 class PerRequestBuilder(CallBuilder):
@@ -25,12 +24,6 @@ class PerRequestBuilder(CallBuilder):
     def build_calls(self, ended: EndedSession) -> Trajectory:
         if not len(ended.log):
             return no_completions(ended.session, "per_request")
-        branches, left = self._limit.apply(Branch((call,)) for call in calls_of(ended))
-        left_out = [("over_long", call) for call in left]
-        traces = traces_of(branches)
-        return trajectory_of(
-            ended.session,
-            traces,
-            excluded=by_reason([*refused_units(ended), *untrained_units(branches), *left_out_units(left_out)]),
-            metadata={"builder": "per_request", **statistics(ended, traces, [reason for reason, _ in left_out])},
-        )
+        replies = sorted_replies(ended)
+        branches, over_long = self._limit.apply(Branch((call,)) for call in replies.calls)
+        return merged(ended, replies, branches, [("over_long", call) for call in over_long], "per_request")

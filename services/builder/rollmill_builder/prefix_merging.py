@@ -10,7 +10,7 @@ from rollmill.models import Trace, Trajectory
 from rollmill.strategies import trajectory_of
 from rollmill_builder.assembly import trace_of
 from rollmill_builder.branches import Branch, CallTree, Siblings
-from rollmill_builder.calls import Call, by_reason, calls_of, refused_replies, refused_units
+from rollmill_builder.calls import Call, SortedReplies, by_reason, sorted_replies
 from rollmill_builder.closing import no_completions
 from rollmill_builder.configuration import check_choice, check_count
 from rollmill_builder.decoding import decoder
@@ -59,17 +59,11 @@ class PrefixMergingBuilder(CallBuilder):
     def build_calls(self, ended: EndedSession) -> Trajectory:
         if not len(ended.log):
             return no_completions(ended.session, "prefix_merging")
-        calls = calls_of(ended)
-        branches, unused = self._branches(ended, calls)
+        replies = sorted_replies(ended)
+        branches, unused = self._branches(ended, replies.calls)
         branches, over_long = self._limit.apply(branches)
-        traces = traces_of(branches)
         left_out = [("sibling", call) for call in unused] + [("over_long", call) for call in over_long]
-        return trajectory_of(
-            ended.session,
-            traces,
-            excluded=by_reason([*refused_units(ended), *untrained_units(branches), *left_out_units(left_out)]),
-            metadata={"builder": "prefix_merging", **statistics(ended, traces, [reason for reason, _ in left_out])},
-        )
+        return merged(ended, replies, branches, left_out, "prefix_merging")
 
     def _branches(self, ended: EndedSession, calls: Sequence[Call]) -> tuple[tuple[Branch, ...], list[Call]]:
         """The branches, and the calls that are left out of them."""
@@ -85,35 +79,40 @@ class PrefixMergingBuilder(CallBuilder):
         return CallTree(calls, CallIndex(ended.content.ids.trie, calls, end_of_turn, self._rules))
 
 
+def merged(
+    ended: EndedSession,
+    replies: SortedReplies,
+    branches: Sequence[Branch],
+    left_out: Sequence[tuple[str, Call]],
+    builder: str,
+) -> Trajectory:
+    """The trajectory of these branches. ``left_out``: replies that a rule of the configuration left out, and why."""
+    traces = traces_of(branches)
+    untrained = [(call.untrained, call.units()) for branch in branches for call in branch.calls if call.untrained]
+    excluded = [*replies.excluded, *untrained, *((reason, call.units()) for reason, call in left_out)]
+    reasons = [*replies.reasons, *(reason for reason, _ in left_out)]
+    metadata = {"builder": builder, "records": len(ended.log), **statistics(traces, reasons)}
+    return trajectory_of(ended.session, traces, excluded=by_reason(excluded), metadata=metadata)
+
+
 def traces_of(branches: Sequence[Branch]) -> tuple[Trace, ...]:
-    branch_of = {call.name: branch.name for branch in branches for call in branch.calls}
+    names = [branch.name for branch in branches]
+    branch_of = {call.name: name for branch, name in zip(branches, names, strict=True) for call in branch.calls}
     return tuple(trace_of(branch, branch_of) for branch in branches)
 
 
-def untrained_units(branches: Sequence[Branch]) -> list[tuple[str, tuple[Any, ...]]]:
-    """(reason, units) of the replies that are context in a trace."""
-    return [(call.untrained, call.units()) for branch in branches for call in branch.calls if call.untrained]
-
-
-def left_out_units(calls: Sequence[tuple[str, Call]]) -> list[tuple[str, tuple[Any, ...]]]:
-    """(reason, units) of replies that a rule of the configuration left out."""
-    return [(reason, call.units()) for reason, call in calls]
-
-
-def statistics(ended: EndedSession, traces: Sequence[Trace], left_out: Sequence[str] = ()) -> dict[str, Any]:
+def statistics(traces: Sequence[Trace], left_out: Sequence[str]) -> dict[str, Any]:
     """Counts of a session.
 
-    ``records``; ``replies`` in traces; ``merge_ratio``: traces by replies, 1.0 where nothing merged; ``breaks`` by
-    reason; ``drift``: repairs; ``left_out``: replies in no trace by reason, those without a token among them.
+    ``replies`` in traces; ``merge_ratio``: traces by replies, 1.0 where nothing merged; ``breaks`` by reason;
+    ``drift``: repairs; ``left_out``: replies in no trace by reason, those without a token among them.
     """
     replies = sum(len(trace.turns) for trace in traces)
     breaks = Counter(str(trace.metadata["break_reason"]) for trace in traces if trace.metadata["break_reason"])
-    refused = Counter([*refused_replies(ended), *left_out])
     return {
-        "records": len(ended.log),
         "replies": replies,
         "merge_ratio": len(traces) / replies if replies else None,
         "breaks": dict(sorted(breaks.items())),
         "drift": sum(int(trace.metadata["drift"]) for trace in traces),
-        "left_out": dict(sorted(refused.items())),
+        "left_out": dict(sorted(Counter(left_out).items())),
     }

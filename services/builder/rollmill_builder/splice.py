@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,7 @@ REASONING_OPENING = 2
 """Tokens in which the openings of a thought and of an answer may agree."""
 
 
-@dataclass(frozen=True)
-class Splice:
+class Splice(NamedTuple):
     """The child goes on after its parent's reply: from ``resume`` on, its prompt is context that follows the reply."""
 
     resume: int

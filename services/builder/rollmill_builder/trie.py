@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+Bytes = bytes | memoryview
+"""Bytes; a view has to be one of bytes, too."""
+
 
 class Place(NamedTuple):
     """A position in a trie: it stands for the bytes from the root to it."""
@@ -22,6 +25,8 @@ class Place(NamedTuple):
 
 ROOT = Place(0, 0)
 
+TOKEN_BYTES = 4
+
 FIRST_LOOK = 512
 """Units compared first: most sequences that differ do so early."""
 
@@ -31,16 +36,12 @@ class _Segment:
 
     __slots__ = ("at", "data", "parent")
 
-    def __init__(self, parent: int, at: int, data: bytes) -> None:
+    def __init__(self, parent: int, at: int, data: Bytes) -> None:
         self.parent, self.at, self.data = parent, at, bytearray(data)
-
-    @property
-    def end(self) -> int:
-        return self.at + len(self.data)
 
 
 class Trie:
-    """Grows by `extend`. ``unit``: bytes that belong together, 4 for token ids; no sequence is split inside one."""
+    """Grows by `insert`. ``unit``: bytes that belong together, 4 for token ids; no sequence is split inside one."""
 
     __slots__ = ("_forks", "_segments", "_unit")
 
@@ -49,35 +50,44 @@ class Trie:
         self._segments = [_Segment(0, 0, b"")]
         self._forks: dict[tuple[int, int, bytes], int] = {}
 
-    def find(self, content: bytes, start: Place = ROOT) -> Place:
+    def find(self, content: Bytes, start: Place = ROOT) -> Place:
         """The end of the longest stored sequence that ``content``, put after ``start``, begins with.
 
         Compares every byte of ``content`` at most once with a stored one.
         """
         rest = memoryview(content)
         number, position = start
-        while True:
+        while rest:
             segment = self._segments[number]
             same = _common(segment.data, position - segment.at, rest, self._unit)
             position += same
             rest = rest[same:]
-            fork = self._forks.get((number, position, bytes(rest[: self._unit])))
+            fork = self._forks.get((number, position, bytes(rest[: self._unit]))) if self._forks else None
             if fork is None:
-                return Place(number, position)
+                break
             number = fork
+        return Place(number, position)
 
-    def extend(self, place: Place, rest: bytes) -> Place:
-        """The place of ``rest`` after ``place``. ``place`` has to be what `find` says for the whole."""
+    def insert(self, content: Bytes, start: Place = ROOT) -> Place:
+        """The place of ``content`` after ``start``; what is not held yet is added."""
+        segment = self._segments[start.segment]
+        if start.end == segment.at + len(segment.data):
+            return self._extend(start, content)
+        place = self.find(content, start)
+        return self._extend(place, content[place.end - start.end :])
+
+    def _extend(self, place: Place, rest: Bytes) -> Place:
+        """``place`` is where `find` ends for the whole."""
         if not rest:
             return place
         number, position = place
         segment = self._segments[number]
-        if position == segment.end:
+        if position == segment.at + len(segment.data):
             segment.data += rest
             return Place(number, position + len(rest))
         made = len(self._segments)
         self._segments.append(_Segment(number, position, rest))
-        self._forks[number, position, rest[: self._unit]] = made
+        self._forks[number, position, bytes(rest[: self._unit])] = made
         return Place(made, position + len(rest))
 
     def ancestor(self, place: Place, end: int) -> Place:
@@ -93,6 +103,9 @@ class Trie:
 
     def read(self, place: Place, start: int = 0) -> bytes:
         """Bytes ``start`` up to ``place``."""
+        segment = self._segments[place.segment]
+        if segment.at <= start:
+            return bytes(segment.data[start - segment.at : place.end - segment.at])
         parts = []
         for number, end in self.path(place):
             segment = self._segments[number]
@@ -135,6 +148,8 @@ class Trie:
 def _common(data: bytearray, offset: int, other: memoryview, unit: int) -> int:
     """Number of bytes, whole units, that ``data`` from ``offset`` on and ``other`` begin with alike."""
     count = min(len(data) - offset, len(other)) // unit
+    if not count:
+        return 0
     if offset == 0 and count * unit == len(data) and data == other[: len(data)]:
         return len(data)
     head = min(count, FIRST_LOOK)
@@ -143,7 +158,7 @@ def _common(data: bytearray, offset: int, other: memoryview, unit: int) -> int:
 
 
 def _equal_units(data: bytearray, offset: int, other: memoryview, unit: int, count: int) -> int:
-    kind = np.int32 if unit == np.int32().itemsize else np.uint8
-    unequal = np.frombuffer(data, kind, count, offset) != np.frombuffer(other, kind, count) if count else ()
-    at = int(np.argmax(unequal)) if count else 0
-    return at if count and unequal[at] else count
+    kind = np.int32 if unit == TOKEN_BYTES else np.uint8
+    unequal = np.frombuffer(data, kind, count, offset) != np.frombuffer(other, kind, count)
+    at = int(unequal.argmax())
+    return at if unequal[at] else count

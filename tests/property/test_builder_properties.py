@@ -329,3 +329,7 @@ def test_the_worlds_have_every_break_and_every_exclusion(many: list[Trajectory])
     assert breaks >= REASONS
     assert {item.reason for built in many for item in built.excluded} >= EXCLUSIONS
     assert sum(built.metadata["drift"] for built in many) > 100
+
+
+def test_every_trajectory_reads_back_as_it_was_written(many: list[Trajectory]) -> None:
+    assert all(decoded(Trajectory, encoded(built)) == built for built in many)

@@ -1,10 +1,11 @@
-"""Replies that the messages carry unchanged, and that the template renders as something else: no repair."""
+"""Cases that generated sessions found: what templates do to replies that the messages carry unchanged, and more."""
 
 from __future__ import annotations
 
 import pytest
 
-from rollmill.models import CompletionRecord
+from rollmill.codec import decode, encode
+from rollmill.models import CompletionRecord, Trajectory
 from rollmill.testing.sessions import Message, assistant, choice, completion, session_of, user
 from rollmill_builder.prefix_merging import PrefixMergingBuilder
 
@@ -66,3 +67,26 @@ def test_a_reply_that_the_template_only_tokenises_anew_is_repaired(
     (trace,) = PrefixMergingBuilder(END).build(session_of(*turns(message, reply, copy, finish))).traces
     assert trace.response_ids[: len(reply)].tolist() == reply
     assert trace.metadata["drift"] == 1
+
+
+def test_a_trajectory_reads_back_as_it_was_written() -> None:
+    first = completion("c1", [1, 2, 3, 4], [5, END], at=1.0, messages=ASK, text="a")
+    second = completion("c2", [1, 3], [6, END], at=2.0, messages=[*ASK, assistant("a"), user("2?")])
+    built = PrefixMergingBuilder().build(session_of(first, second))
+    assert built.traces[1].metadata["break_tokens"] == [6, 2]
+    assert decode(Trajectory, encode(built)) == built
+
+
+def test_a_turn_behind_an_edited_reply_is_no_fork() -> None:
+    """The reply to c1 drifted and is repaired; the one to c2 was edited, so c3 goes on from neither."""
+    history = [*ASK, assistant("ab"), user("and?")]
+    edited = [*history, assistant("x"), user("so?")]
+    built = PrefixMergingBuilder().build(
+        session_of(
+            completion("c1", [1, 2], [5, 6, END], at=1.0, messages=ASK, text="ab"),
+            completion("c2", [1, 2, 8, END, 3], [7, END], at=2.0, messages=history, text="g"),
+            completion("c3", [1, 2, 8, END, 3, 30, END, 3], [7, 7, END], at=3.0, messages=edited, text="gg"),
+        )
+    )
+    assert [trace.metadata["break_reason"] for trace in built.traces] == [None, "reply_differs"]
+    assert built.traces[1].metadata["parent"] == "c1"

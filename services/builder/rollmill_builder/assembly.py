@@ -128,7 +128,7 @@ def _metadata(branch: Branch, between: list[Ids], branch_of: Mapping[tuple[str, 
     }
     flags = {
         "break_from": broken and broken.call and broken.call.record.completion_id,
-        "break_tokens": branch.break_tokens,
+        "break_tokens": list(branch.break_tokens or ()),
         "scaffolds": sum(splice.scaffold > 0 for splice in branch.splices),
         "fingerprint": first.record.fingerprint,
         "duplicate_end_tokens": _duplicate_ends(branch, between),

@@ -3,8 +3,8 @@
 Ours starts at the bytes as they lie in the log, header and checks included. The contenders start at what costs them
 least: Python lists for the per-row filling, finished tensors per trace for `pad_sequence`, finished arrays for the
 memcpy. All make the same values per token. They take turns, so that what else runs on the machine meets all alike, and
-figures are of the fastest round of each. Our padding of zeros is memory that nobody has touched yet, the memcpy writes it;
-in the packed layout, which has no padding, both write the same.
+figures are of the fastest round of each. Our padding of zeros is memory that nobody has touched yet, and the memcpy
+writes it; in the packed layout, which has no padding, both write the same.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ ARGS ?=
 EXAMPLES ?= 50000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher up schemas clean
+.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher bench-capture up schemas clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "ARGS= is passed through, e.g. make demo ARGS=--json"
 
 # Standard output belongs to the target's own result (ARGS=--json ends with one JSON line), so pip writes to stderr.
@@ -54,6 +54,9 @@ bench: $(STAMP) ## Measure; ARGS=--json prints one line of JSON, --save keeps it
 
 bench-batcher: $(STAMP) ## Measure message to tensors against the usual ways; ARGS as for bench
 	@$(BIN)/python -m benchmarks --only batcher $(ARGS)
+
+bench-capture: $(STAMP) ## Measure what capture costs, beside direct calls and LiteLLM's proxy
+	@$(BIN)/python -m benchmarks --only capture $(ARGS)
 
 up: $(STAMP) ## Run Kafka and all services here, e.g. ARGS="--upstream http://127.0.0.1:8000"
 	@$(BIN)/rollmill up $(ARGS)

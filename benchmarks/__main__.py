@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import batcher, codec_formats
+from benchmarks import batcher, capture, codec_formats
 from benchmarks.provenance import provenance
 
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "batcher": batcher.measure,
+    "capture": capture.measure,
     "codec_formats": codec_formats.measure,
 }
 RESULTS = Path(__file__).parent / "results"

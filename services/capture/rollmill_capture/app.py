@@ -108,7 +108,7 @@ def build(settings: CaptureSettings) -> Service:
     program = Program(settings)
     readers = (program.read_sessions, program.read_policies)
     admission = (program.read_outcomes,) if settings.admission else ()
-    return Service("capture", settings, workers=(*readers, *admission, program.serve))
+    return Service("capture", settings, workers=(*readers, *admission, program.serve), uvloop=True)
 
 
 class Program:

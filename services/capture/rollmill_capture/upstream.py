@@ -15,6 +15,7 @@ from rollmill_capture.pause import Pauses
 from rollmill_capture.places import Places
 from rollmill_capture.routes import Target
 from rollmill_capture.settings import CaptureSettings
+from rollmill_capture.wire import WireTransport
 
 BAD_GATEWAY = 502
 GATEWAY_TIMEOUT = 504
@@ -41,13 +42,8 @@ class UpstreamError(RollmillError):
 def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
     """The client for all upstreams; the caller closes it."""
     trusted = httpx.create_ssl_context()
-    one = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_SECONDS)
     return httpx.AsyncClient(
-        transport=LaneTransport(
-            lambda: httpx.AsyncHTTPTransport(verify=trusted, limits=one, trust_env=False),
-            lanes=settings.connections,
-            idle_seconds=IDLE_SECONDS,
-        ),
+        transport=LaneTransport(lambda: WireTransport(trusted), lanes=settings.connections, idle_seconds=IDLE_SECONDS),
         timeout=httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds, pool=settings.connect_seconds),
         trust_env=False,  # the environment's proxies are not for the engine
         follow_redirects=False,

@@ -102,9 +102,7 @@ class StalenessBasis(StrEnum):
     MEAN = "mean"
 
 
-def token_ages(
-    tokens: Mapping[PolicyVersion, int], current: PolicyVersion, forks: Mapping[int, int]
-) -> dict[int, int]:
+def token_ages(tokens: Mapping[PolicyVersion, int], current: PolicyVersion, forks: Mapping[int, int]) -> dict[int, int]:
     """Tokens by staleness, from tokens by version."""
     ages: dict[int, int] = {}
     for version, count in tokens.items():

@@ -158,6 +158,9 @@ def packed(models: dict[int, RelayModel], labels: Sequence[int]) -> PackedArrays
         prompt_lengths=np.full(count, wanted.prompt_length, dtype=np.int32),
         rewards=zeros[:count],
         trace_index=np.arange(count, dtype=np.int32),
+        group_index=np.zeros(count, dtype=np.int32),
+        session_index=np.arange(count, dtype=np.int32),
+        returns=zeros,
     )
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -77,3 +77,17 @@ class ServiceSettings(KafkaSettings):
                 f"{self.transaction_timeout_ms}: a transaction must be given up before the broker aborts it"
             )
         return self
+
+
+class ClientSettings(BaseSettings):
+    """How an agent's harness reaches capture."""
+
+    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True)
+
+    capture_url: str = "http://127.0.0.1:8700"
+    api_key: SecretStr | None = None
+    """The tenant's key; None: capture listens on loopback and asks for none."""
+
+    @property
+    def key(self) -> str | None:
+        return None if self.api_key is None else self.api_key.get_secret_value()

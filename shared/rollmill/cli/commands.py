@@ -53,6 +53,28 @@ def up(
     raise SystemExit(asyncio.run(run(Up(upstream, data_dir, bootstrap_servers, prefix, port, kafka_port))))
 
 
+@app.command("exec")
+def execute(
+    command: Annotated[list[str], typer.Argument(help="What to run, after `--`.")],
+    task: Annotated[str | None, typer.Option(help="Id of the task.")] = None,
+    group: Annotated[str | None, typer.Option(help="Id of the group that answers the same prompt.")] = None,
+    group_size: Annotated[int, typer.Option(help="Sessions in the group.")] = 1,
+    evaluator: Annotated[list[str] | None, typer.Option(help="Strategy that grades; may be repeated.")] = None,
+    purpose: Annotated[str, typer.Option(help="train, eval or collect.")] = "train",
+    policy: Annotated[str, typer.Option(help="Name of the policy.")] = "policy",
+    url: Annotated[str | None, typer.Option(help="Of capture; else ROLLMILL_CAPTURE_URL.")] = None,
+    patience: Annotated[float, typer.Option(help="Seconds to wait while capture admits no more.")] = 600.0,
+) -> None:
+    """Run a command as one session: its OpenAI, Anthropic or Gemini SDK talks to capture by its environment."""
+    from rollmill.cli.execute import execute as run  # noqa: PLC0415
+    from rollmill.client import session  # noqa: PLC0415
+
+    graders = [{"strategy": strategy} for strategy in evaluator or ()]
+    spec: dict[str, Any] = {"evaluators": graders, "purpose": purpose, "policy": policy}
+    made = session(task, group=group, group_size=group_size, url=url, patience=patience, **spec)
+    raise SystemExit(run(made, command))
+
+
 @app.command()
 def tail(
     topic: Annotated[str, typer.Argument(help="Name without the prefix, e.g. trajectories")],

@@ -1,0 +1,121 @@
+"""One session: opened at the beginning of a block, closed at its end with what the block came to."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import TracebackType
+from typing import Any, Self
+
+from rollmill.client.web import Web
+from rollmill.errors import InvalidInputError
+from rollmill.settings import ClientSettings
+
+ERROR_LENGTH = 2000
+
+
+class Session:
+    """A context manager, sync and async. What it knows of the session is there once the block has begun."""
+
+    def __init__(self, web: Web, spec: dict[str, Any]) -> None:
+        self._web = web
+        self._spec = spec
+        self._opened: dict[str, Any] | None = None
+        self._result: dict[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        return str(self._known["session_id"])
+
+    @property
+    def base_url(self) -> str:
+        """For any OpenAI SDK."""
+        return str(self._known["base_url"])
+
+    @property
+    def api_key(self) -> str:
+        """The session's own key; it also names the session."""
+        return str(self._known["api_key"])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For a process whose SDKs are configured by their environment."""
+        return dict(self._known["environment"])
+
+    def finish(self, *, output: Any = None, reward: float | None = None, error: str | None = None) -> None:
+        """What the session is closed with at the end of the block. ``reward``: for the evaluator ``reported``; None is
+        no reward, and never 0.0. ``error``: why it failed.
+        """
+        given = {"output": output, "reward": reward, "error": error}
+        self._result = {name: value for name, value in given.items() if value is not None}
+
+    def open(self) -> None:
+        """Raises CaptureRefusedError, after waiting for as long as capture asks to, and CaptureUnreachableError."""
+        self._opened = self._web.post("/v1/sessions", self._spec)
+
+    def close(self) -> None:
+        """Closing again with the same content is answered again, so that it may be tried again."""
+        status = "ERROR" if "error" in self._result else "COMPLETED"
+        self._own.post(f"/v1/sessions/{self.id}/close", {"status": status, **self._result})
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._note(error)
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.open)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._note(error)
+        # Also where the block was cancelled: a session that stays open waits for its deadline.
+        await asyncio.shield(asyncio.to_thread(self.close))
+
+    @property
+    def _own(self) -> Web:
+        """The session's own key closes it too; the tenant's is used where there is one."""
+        web = self._web
+        return web if web.api_key is not None else Web(web.url, self.api_key, web.patience, web.seconds)
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        if self._opened is None:
+            raise InvalidInputError(
+                "the session is not open yet: use it inside `with rollmill.session(...) as session:`"
+            )
+        return self._opened
+
+    def _note(self, error: BaseException | None) -> None:
+        if error is not None:
+            self.finish(error=f"{type(error).__name__}: {error}"[:ERROR_LENGTH])
+
+
+def session(
+    task: str | None = None,
+    *,
+    group: str | None = None,
+    group_size: int = 1,
+    url: str | None = None,
+    api_key: str | None = None,
+    patience: float = 600.0,
+    **spec: Any,
+) -> Session:
+    """A session of ``task``, one of ``group_size`` that answer the same prompt.
+
+    ``url``, ``api_key``: of capture; None: ``ROLLMILL_CAPTURE_URL`` and ``ROLLMILL_API_KEY``. ``patience``: seconds to
+    wait while capture admits no more. ``spec``: the other fields of `rollmill.models.SessionSpec`, and ``session_id``.
+    """
+    settings = ClientSettings()
+    key = api_key if api_key is not None else settings.key
+    # An id of our own: opening that was answered and not heard is answered again.
+    named = {"session_id": uuid.uuid4().hex, "task_id": task, "group_id": group, "group_size": group_size}
+    fields = {name: value for name, value in named.items() if value is not None}
+    return Session(Web(url or settings.capture_url, key, patience), {**fields, **spec})

@@ -1,0 +1,216 @@
+"""`rollmill.session()` and `rollmill exec` against capture's own application, over real HTTP."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import rollmill
+from rollmill.client import CaptureRefusedError, CaptureUnreachableError
+from rollmill.client.web import Web
+from rollmill.errors import InvalidInputError
+from rollmill.models import SessionClosed, SessionOpened, SessionStatus
+from rollmill.telemetry.clock import SystemClock
+from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.sink import MemorySink
+from rollmill.topics import COMPLETIONS
+from rollmill_capture.admission import Admission, AdmissionLimits
+from rollmill_capture.app import Parts, assemble
+from rollmill_capture.auth import digest_of
+from rollmill_capture.server import serve
+from rollmill_capture.sessions import SessionTable
+from rollmill_capture.settings import CaptureSettings
+from rollmill_capture.upstream import Upstream
+from rollmill_capture.versions import Announced
+
+WAIT = 30.0
+
+
+class Here:
+    async def end_offsets(self) -> dict[int, int]:
+        return {}
+
+    async def reached(self, ends: object) -> None:
+        del ends
+
+
+@dataclass
+class Capture:
+    url: str = ""
+    sink: MemorySink = field(default_factory=MemorySink)
+
+    @property
+    def events(self) -> list[Any]:
+        return self.sink.of(COMPLETIONS)
+
+    @property
+    def opened(self) -> SessionOpened:
+        (event,) = [event for event in self.events if isinstance(event, SessionOpened)]
+        return event
+
+    @property
+    def closed(self) -> SessionClosed:
+        (event,) = [event for event in self.events if isinstance(event, SessionClosed)]
+        return event
+
+
+@pytest.fixture
+def settings() -> CaptureSettings:
+    return CaptureSettings(close_seconds=1.0)
+
+
+@pytest.fixture
+async def capture(settings: CaptureSettings) -> AsyncIterator[Capture]:
+    made, announced, stop = Capture(), Announced(), asyncio.Event()
+    table, clock = SessionTable(), SystemClock()
+    admission = Admission({"policy": AdmissionLimits(max_staleness=0, per_version=2)}, announced.newest)
+    table.watch = lambda entry: admission.see(entry, clock.now())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        public = settings.model_copy(update={"public_url": f"http://127.0.0.1:{port}"})
+        app = assemble(
+            Parts(
+                settings=public,
+                sessions=table,
+                position=Here(),
+                announced=announced,
+                sink=made.sink,
+                upstream=Upstream(httpx.AsyncClient()),
+                clock=clock,
+                metrics=Metrics("capture"),
+                admission=admission,
+            )
+        )
+        running = asyncio.create_task(serve(app, listener, settings, stop))
+        made.url = f"http://127.0.0.1:{port}"
+        yield made
+        stop.set()
+        await running
+
+
+async def test_a_block_is_a_session_that_closes_with_what_it_came_to(capture: Capture) -> None:
+    async with rollmill.session("say-7", group="g1", group_size=2, url=capture.url, dataset="d") as session:
+        assert session.base_url == f"{capture.url}/sessions/{session.id}/v1"
+        assert session.environment["OPENAI_API_KEY"] == session.api_key
+        session.finish(output={"answer": 7}, reward=0.5)
+    spec = capture.opened.spec
+    assert (spec.task_id, spec.group_id, spec.group_size, spec.dataset) == ("say-7", "g1", 2, "d")
+    closed = capture.closed
+    assert (closed.status, closed.reward, closed.output) == (SessionStatus.COMPLETED, 0.5, b'{"answer":7}')
+
+
+async def test_an_exception_closes_the_session_as_failed_and_goes_on(capture: Capture) -> None:
+    def play() -> None:
+        with rollmill.session(url=capture.url):
+            raise ZeroDivisionError("by the agent")
+
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(play)
+    assert (capture.closed.status, capture.closed.error) == (SessionStatus.ERROR, "ZeroDivisionError: by the agent")
+
+
+async def test_a_cancelled_block_closes_its_session(capture: Capture) -> None:
+    begun = asyncio.Event()
+
+    async def play() -> None:
+        async with rollmill.session(url=capture.url):
+            begun.set()
+            await asyncio.Event().wait()
+
+    playing = asyncio.create_task(play())
+    await begun.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert capture.closed.status is SessionStatus.ERROR
+
+
+async def test_a_refusal_comes_with_captures_advice(capture: Capture) -> None:
+    with pytest.raises(CaptureRefusedError, match="did you mean 'group_id'") as refused:
+        await asyncio.to_thread(rollmill.session(url=capture.url, groupid="g").open)
+    assert refused.value.status == 422
+
+
+async def test_where_admission_is_full_opening_waits_and_then_gives_up(capture: Capture) -> None:
+    first = rollmill.session(group="g", group_size=2, url=capture.url)
+    await asyncio.to_thread(first.open)
+    pauses: list[float] = []
+    web = Web(capture.url, patience=12.0, sleep=pauses.append, now=lambda: sum(pauses))
+    with pytest.raises(CaptureRefusedError, match="room for 0 more") as refused:
+        await asyncio.to_thread(web.post, "/v1/sessions", {"group_id": "h"})
+    assert (refused.value.status, pauses) == (429, [5.0, 5.0])
+
+
+async def test_nobody_there_is_told_with_advice() -> None:
+    with pytest.raises(CaptureUnreachableError, match="rollmill up"):
+        await asyncio.to_thread(Web("http://127.0.0.1:9", patience=0.0).post, "/v1/sessions", {})
+    with pytest.raises(InvalidInputError, match="no address"):
+        Web("localhost:8700").post("/v1/sessions", {})
+
+
+def test_a_session_is_known_inside_its_block_only() -> None:
+    with pytest.raises(InvalidInputError, match="inside `with"):
+        _ = rollmill.session().base_url
+
+
+class TestWithKeys:
+    @pytest.fixture
+    def settings(self) -> CaptureSettings:
+        return CaptureSettings(api_keys={"alice": digest_of("key-of-alice")})
+
+    async def test_a_tenants_key_opens_and_closes(self, capture: Capture) -> None:
+        async with rollmill.session(url=capture.url, api_key="key-of-alice"):
+            pass
+        assert capture.opened.spec.metadata == {"tenant": "alice"}
+        with pytest.raises(CaptureRefusedError, match="tenant's key"):
+            await asyncio.to_thread(rollmill.session(url=capture.url).open)
+
+
+async def execute(capture: Capture, *arguments: str) -> asyncio.subprocess.Process:
+    environment = {**os.environ, "ROLLMILL_CAPTURE_URL": capture.url}
+    command = (sys.executable, "-m", "rollmill.cli", "exec", *arguments)
+    return await asyncio.create_subprocess_exec(*command, env=environment, stdout=PIPE, stderr=PIPE)
+
+
+SHOW = "import os; print(os.environ['OPENAI_BASE_URL'], os.environ['ROLLMILL_TASK_ID'])"
+
+
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("; raise SystemExit(3)", 3)])
+async def test_a_command_is_a_session_by_its_environment_and_its_exit_code(
+    capture: Capture, ending: str, code: int
+) -> None:
+    options = ("--task", "t1", "--group", "g1", "--evaluator", "session_completed")
+    process = await execute(capture, *options, "--", sys.executable, "-c", SHOW + ending)
+    out, err = await asyncio.wait_for(process.communicate(), WAIT)
+    assert process.returncode == code, err
+    assert out.decode().split() == [f"{capture.url}/sessions/{capture.opened.session_id}/v1", "t1"]
+    assert capture.closed.status is (SessionStatus.ERROR if code else SessionStatus.COMPLETED)
+    assert capture.opened.spec.evaluators[0].strategy == "session_completed"
+
+
+async def test_a_signal_is_the_commands_and_the_session_is_closed(capture: Capture, tmp_path: Path) -> None:
+    pipe = tmp_path / "begun"
+    os.mkfifo(pipe)
+    play = f"import time; open({str(pipe)!r}, 'w').close(); time.sleep(60)"
+    process = await execute(capture, "--", sys.executable, "-c", play)
+    await asyncio.wait_for(asyncio.to_thread(pipe.read_bytes), WAIT)
+    process.send_signal(signal.SIGTERM)
+    await asyncio.wait_for(process.communicate(), WAIT)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert (capture.closed.status, capture.closed.error) == (SessionStatus.ERROR, "exit code 143")
+
+
+async def test_a_command_that_is_not_there_is_told_as_a_shell_does(capture: Capture) -> None:
+    process = await execute(capture, "--", "no-such-program")
+    await asyncio.wait_for(process.communicate(), WAIT)
+    assert process.returncode == 127
+    assert capture.closed.error == "exit code 127"

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.litellm_proxy import MissingError, litellm_proxy
+from benchmarks.litellm_proxy import KEY, MissingError, litellm_proxy
 from benchmarks.load import Endpoint, Measured, closed_loop, open_loop
 from benchmarks.processes import Running, replay_engine
 from benchmarks.replay import STREAM_SECONDS
@@ -116,7 +116,7 @@ def _session_path(number: int) -> str:
 def _request(path: str, model: str) -> bytes:
     messages = [{"role": "user", "content": PROMPT}]
     body = json.dumps({"model": model, "messages": messages, "max_tokens": 64, "stream": True}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\nauthorization: Bearer x\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\nauthorization: Bearer {KEY}\r\n"
     return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
@@ -141,7 +141,7 @@ def _report(
         "levels": levels,
         "saturated": saturated,
         "litellm": litellm,
-        "loop": "uvloop" if "uvloop" in sys.modules else "asyncio",
+        "loop": "uvloop" if find_spec("uvloop") else "asyncio",
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -40,6 +41,10 @@ def installed() -> Path:
     return program
 
 
+KEY = "sk-" + secrets.token_hex(24)
+"""It does not start without one."""
+
+
 @asynccontextmanager
 async def litellm_proxy(upstream: str, port: int, directory: Path) -> AsyncIterator[Running]:
     """One worker in front of ``upstream``, without a database or keys. Raises MissingError."""
@@ -52,7 +57,7 @@ async def litellm_proxy(upstream: str, port: int, directory: Path) -> AsyncItera
         }
         for name in ("paced", "fast")
     ]
-    configuration.write_text(json.dumps({"model_list": models}))
+    configuration.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": KEY}}))
     arguments = ("--config", str(configuration), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1")
     with (directory / "litellm.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(str(program), *arguments, stdout=log, stderr=log)

@@ -14,6 +14,8 @@ from typing import cast
 END = b"0\r\n\r\n"
 DONE = b"[DONE]"
 TOKEN = b"word"
+FEWEST = 12
+"""Calls of a level."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Endpoint:
         self._idle += [connection for connection in made if not connection.lost]
 
     async def call(self, into: Measured) -> None:
-        connection = self._idle.pop() if self._idle else await self._connect()
+        connection = await self._ready()
         timing = await connection.call(self._request(next(self._numbers)))
         if timing is None:
             into.failures += 1
@@ -112,6 +114,14 @@ class Endpoint:
             return
         into.timings.append(timing)
         self._idle.append(connection)
+
+    async def _ready(self) -> Connection:
+        """One that the server has not closed meanwhile."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.lost:
+                return connection
+        return await self._connect()
 
     def close(self) -> None:
         for connection in self._idle:
@@ -128,7 +138,7 @@ async def open_loop(endpoint: Endpoint, streams: int, stream_seconds: float, sec
     running: list[asyncio.Task[None]] = []
     with quiet():
         began = time.perf_counter()
-        for number in range(max(int(seconds / gap), 3)):
+        for number in range(max(int(seconds / gap), FEWEST)):
             await asyncio.sleep(max(began + number * gap - time.perf_counter(), 0.0))
             running.append(asyncio.create_task(endpoint.call(measured)))
         await asyncio.wait_for(asyncio.gather(*running), 60.0 + seconds)

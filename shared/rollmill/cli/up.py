@@ -37,7 +37,8 @@ class Up:
 
     def environment(self) -> dict[str, str]:
         """Our own environment, so that ``ROLLMILL_*`` reaches the services; the options win."""
-        return {**os.environ, "ROLLMILL_UPSTREAM": self.upstream, "ROLLMILL_PORT": str(self.port)}
+        spool = {"ROLLMILL_SPOOL_DIR": str(self.data_dir / "spool")}
+        return {**spool, **os.environ, "ROLLMILL_UPSTREAM": self.upstream, "ROLLMILL_PORT": str(self.port)}
 
 
 async def run(up: Up) -> int:

@@ -7,10 +7,10 @@ ARGS ?=
 EXAMPLES ?= 50000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher bench-capture up schemas clean
+.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture up schemas clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "ARGS= is passed through, e.g. make demo ARGS=--json"
 
 # Standard output belongs to the target's own result (ARGS=--json ends with one JSON line), so pip writes to stderr.
@@ -54,6 +54,12 @@ bench: $(STAMP) ## Measure; ARGS=--json prints one line of JSON, --save keeps it
 
 bench-batcher: $(STAMP) ## Measure message to tensors against the usual ways; ARGS as for bench
 	@$(BIN)/python -m benchmarks --only batcher $(ARGS)
+
+bench-builder: $(STAMP) ## Time and memory of the builder for one session, beside the field's; ARGS as for bench
+	@$(BIN)/python -m benchmarks.builder $(ARGS)
+
+bench-builder-memory: $(STAMP) ## Memory of an open session in the builder, by the slope; ARGS as for bench
+	@$(BIN)/python -m benchmarks.builder_memory $(ARGS)
 
 bench-capture: $(STAMP) ## Measure what capture costs, beside direct calls and LiteLLM's proxy
 	@$(BIN)/python -m benchmarks --only capture $(ARGS)

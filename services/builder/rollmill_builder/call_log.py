@@ -13,17 +13,16 @@ from rollmill.errors import FatalError
 from rollmill.models import CompletionRecord
 from rollmill_builder.deltas import CallDelta
 from rollmill_builder.lines import Lines, Shared
-from rollmill_builder.parts import SEPARATOR, Parts, parts_of, unpack_rest
+from rollmill_builder.parts import SEPARATOR, Parts, Tails, parts_of, unpack_rest
 from rollmill_builder.spill import Extent, SpillFile
 from rollmill_builder.trie import TOKEN_BYTES, Bytes
 
-CALL_OVERHEAD = 500
+CALL_OVERHEAD = 1_200
 """Bytes that Python and the engine's bookkeeping add to a call; `make bench-builder-memory` measures them."""
 
 
 Head = Shared | Bytes | None
 """A prompt, or messages: by what is held already, or in full."""
-Tails = tuple[tuple[bytes | None, ...], tuple[bytes | None, ...]]
 
 
 class Entry(NamedTuple):
@@ -57,7 +56,7 @@ class Content:
     def parts(self, number: int) -> Parts:
         prompt, *replies = _sequences(self.ids, number)
         messages, *texts = _sequences(self.text, number)
-        return Parts(prompt, tuple(replies), messages, tuple(texts), self.entries[number].tools)
+        return Parts(prompt, tuple(replies), messages, tuple(texts), self.entries[number].tools, None)
 
     def dump(self) -> bytes:
         entries = [(entry.completion_id, entry.digest, entry.rest, entry.tools) for entry in self.entries]
@@ -166,7 +165,7 @@ class CallLog:
         store = CallStore()
         content = store.content
         for record in records:
-            prompt, replies, messages, texts, tools = parts_of(record)
+            prompt, replies, messages, texts, tools, _ = parts_of(record)
             content.add(Entry(record.completion_id, b"", record, tools), prompt, messages, (replies, texts))
             store.length += 1
         return cls(store)
@@ -202,11 +201,12 @@ class CallLog:
     def record(self, number: int, session_id: str, attempt: int) -> CompletionRecord:
         """A call without its prompt and its request."""
         content = self._store.content
-        rest = content.entries[number].rest
-        if isinstance(rest, CompletionRecord):
-            return rest
-        replies, texts = _sequences(content.ids, number)[1:], _sequences(content.text, number)[1:]
-        return unpack_rest(rest, session_id, attempt, replies, texts)
+        entry = content.entries[number]
+        if isinstance(entry.rest, CompletionRecord):
+            return entry.rest
+        identity = {"session_id": session_id, "attempt": attempt, "completion_id": entry.completion_id}
+        tails = _sequences(content.ids, number)[1:], _sequences(content.text, number)[1:]
+        return unpack_rest(entry.rest, identity, tails)
 
     def whole(self, number: int, session_id: str, attempt: int) -> CompletionRecord:
         """A call with its prompt and, of its request, messages and tools."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import orjson
 
 from rollmill.errors import PoisonRecordError
-from rollmill.models import Record, dump_json
+from rollmill.models import CompletionRecord, Record, dump_json
+from rollmill_builder.parts import Parts, parts_of
 
 HASH_BYTES = 8
 
@@ -20,8 +23,24 @@ def id_hash(completion_id: str) -> bytes:
 
 def content_digest(record: Record) -> bytes:
     """Digest of a record's content, however it was encoded. Raises PoisonRecordError ``invalid``."""
-    try:
+    with _invalid():
         return hashlib.blake2b(_canonical(record), digest_size=16).digest()
+
+
+def call_digest(record: CompletionRecord) -> tuple[bytes, Parts]:
+    """The same for a call, and its parts. Raises PoisonRecordError ``invalid``."""
+    with _invalid():
+        parts = parts_of(record)
+        digest = hashlib.blake2b(_canonical(record.model_copy(update={"request": None})), digest_size=16)
+        for part in (parts.others, parts.messages):
+            digest.update(_framed(b"none", b"") if part is None else _framed(b"some", part))
+        return digest.digest(), parts
+
+
+@contextmanager
+def _invalid() -> Iterator[None]:
+    try:
+        yield
     except (TypeError, ValueError) as error:
         raise PoisonRecordError("invalid", f"the record holds what JSON cannot say: {error}") from error
 

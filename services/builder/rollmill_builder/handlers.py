@@ -24,7 +24,7 @@ from rollmill_builder import emits
 from rollmill_builder.calls import captured_units
 from rollmill_builder.closing import finish
 from rollmill_builder.deltas import OpenedDelta, read_delta, read_packed
-from rollmill_builder.digests import content_digest, id_hash
+from rollmill_builder.digests import call_digest, content_digest, id_hash
 from rollmill_builder.ended import EndedSession
 from rollmill_builder.folding import folded
 from rollmill_builder.sessions import Closed, OpenSession, Sweep, marker_key, session_key
@@ -151,9 +151,9 @@ class BuilderStage(Stage[BuilderState]):
         return self._close(state, key, session, _Ending(event.at, SessionStatus.TIMEOUT, error))
 
     def _open(self, key: str, session: OpenSession, event: SessionOpened) -> Effects:
-        if session.opened is not None and session.opened.spec == event.spec:
+        if session.opening is not None and session.spec == event.spec:
             return Effects(counts={"duplicates": 1})  # a caller that tries again opens at another time
-        if session.opened is not None:
+        if session.opening is not None:
             raise PoisonRecordError("conflict", f"session {key} was opened already, with another content")
         try:
             self._registry.create(event.spec.builder)
@@ -201,7 +201,7 @@ class BuilderStage(Stage[BuilderState]):
 
 
 def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Effects:
-    digest = content_digest(record)
+    digest, parts = call_digest(record)
     known = session.calls.digest_of(record.completion_id)
     if known is not None and known != digest:
         raise PoisonRecordError("conflict", f"completion {record.completion_id} came before, with another content")
@@ -209,7 +209,7 @@ def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Effects
         return Effects(counts={"duplicates": 1})
     units = captured_units(record)
     manifest = Manifest(session_id=record.session_id, attempt=record.attempt, units=units)
-    delta = encode(session.delta(record, digest))
+    delta = encode(session.delta(record, parts, digest))
     counts = {"completions": 1, "tokens_captured": manifest.tokens}
     return Effects(emits.captured(record), (Delta(key, delta, manifest=manifest),), counts=counts)
 

@@ -13,7 +13,7 @@ from rollmill_builder.call_log import CallStore
 from rollmill_builder.sessions import OpenSession, session_key
 from rollmill_builder.spill import SpillFile
 
-SESSION_OVERHEAD = 8_000
+SESSION_OVERHEAD = 10_000
 """Bytes of a session besides its calls; `make bench-builder-memory` measures them."""
 
 

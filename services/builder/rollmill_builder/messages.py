@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -19,16 +20,15 @@ def parse_object(text: bytes | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def messages_of(request: bytes | None) -> tuple[Message, ...] | None:
+def messages_of(request: Mapping[str, Any]) -> list[Message] | None:
     """The chat messages of a request body; None where it has none, or other things among them."""
-    found = (parse_object(request) or {}).get("messages")
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        return None
-    return tuple(found)
+    found = request.get("messages")
+    return found if isinstance(found, list) and all(isinstance(item, dict) for item in found) else None
 
 
-def tools_of(request: bytes | None) -> bytes | None:
-    found = (parse_object(request) or {}).get("tools")
+def tools_of(request: Mapping[str, Any]) -> bytes | None:
+    """Canonical JSON of a request's tools; None where there are none."""
+    found = request.get("tools")
     return dump_json(found) if found else None
 
 

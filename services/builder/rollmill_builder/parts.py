@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from rollmill.models import CompletionRecord, SampledChoice, dump_json
 from rollmill_builder.messages import Message, messages_of, parse_object, tools_of
@@ -16,6 +18,7 @@ from rollmill_builder.trie import Bytes
 APART: dict[str, Any] = {
     "session_id": True,
     "attempt": True,
+    "completion_id": True,
     "prompt_ids": True,
     "original_request": True,
     "request": True,
@@ -25,6 +28,9 @@ APART: dict[str, Any] = {
 """What the rest of a record is without."""
 
 SEPARATOR = b","
+
+Tails = tuple[Sequence[bytes | None], Sequence[bytes | None]]
+"""Packed ids of the replies, and their texts."""
 
 
 class Parts(NamedTuple):
@@ -39,18 +45,32 @@ class Parts(NamedTuple):
     texts: tuple[bytes | None, ...]
     """The same of each reply."""
     tools: bytes | None
+    others: bytes | None
+    """Canonical JSON of the request without its messages."""
 
 
 def parts_of(record: CompletionRecord) -> Parts:
     """Of the request only messages and tools stay, of the response the replies: no trace shows more."""
-    messages = None if record.request is None else messages_of(record.request)
+    messages, tools, others = (None, None, None) if record.request is None else _request(record.request)
     return Parts(
         prompt=None if record.prompt_ids is None else _view(record.prompt_ids),
         replies=tuple(None if item.token_ids is None else item.token_ids.tobytes() for item in record.choices),
-        messages=None if messages is None else text_of_messages(messages),
+        messages=messages,
         texts=tuple(_text(choice, record.response) for choice in record.choices),
-        tools=None if record.request is None else tools_of(record.request),
+        tools=tools,
+        others=others,
     )
+
+
+def _request(text: bytes) -> tuple[bytes | None, bytes | None, bytes]:
+    """Messages, tools, and all but the messages. The text is parsed once: it is as long as all that was said."""
+    body = orjson.loads(text)
+    request = body if isinstance(body, dict) else {}
+    messages = messages_of(request)
+    if messages is None:
+        return None, tools_of(request), dump_json(body)
+    others = {name: value for name, value in request.items() if name != "messages"}
+    return text_of_messages(messages), tools_of(request), dump_json(others)
 
 
 def _view(ids: npt.NDArray[np.int32]) -> Bytes:
@@ -85,28 +105,33 @@ def _answered(index: int, response: bytes) -> Message | None:
 
 
 def pack_rest(record: CompletionRecord) -> bytes:
-    """A record without its sequences and without its Nones: every field that may be None is so by default."""
-    data = _said(record.model_dump(mode="python", exclude=APART))
-    data["sampling"] = _said(data["sampling"])
-    data["choices"] = [_said(choice) for choice in data["choices"]]
+    """A record without its sequences, its id, and whatever is as it is by default."""
+    usual, usual_choice = _usual()
+    data = _unusual(record.model_dump(mode="python", exclude=APART), usual)
+    data["choices"] = [_unusual(choice, usual_choice) for choice in data.get("choices", ())]
     packed: bytes = msgpack.packb(data)
     return packed
 
 
-def unpack_rest(
-    rest: bytes,
-    session_id: str,
-    attempt: int,
-    replies: Sequence[bytes | None],
-    texts: Sequence[bytes | None],
-) -> CompletionRecord:
-    """The record again, with its replies; prompt and request stay out."""
+def unpack_rest(rest: bytes, identity: Mapping[str, Any], tails: Tails) -> CompletionRecord:
+    """The record again, with its replies; prompt and request stay out.
+
+    ``identity``: session, attempt and completion id. ``tails``: packed ids and texts of the replies.
+    """
     data = msgpack.unpackb(rest)
-    for choice, reply, text in zip(data.get("choices", ()), replies, texts, strict=True):
+    for choice, reply, text in zip(data["choices"], *tails, strict=True):
         choice["token_ids"] = reply
         choice["message"] = None if text is None else text[: -len(SEPARATOR)]
-    return CompletionRecord.model_validate({**data, "session_id": session_id, "attempt": attempt})
+    return CompletionRecord.model_validate({**data, **identity})
 
 
-def _said(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+@cache
+def _usual() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a record and a choice say if nothing was said."""
+    record = CompletionRecord(session_id="s", completion_id="c", choices=(SampledChoice(),))
+    data = record.model_dump(mode="python", exclude=APART)
+    return data, data["choices"][0]
+
+
+def _unusual(fields: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value != usual[name]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rollmill.codec import encode
 from rollmill.models import (
     CompletionRecord,
     CompletionSession,
@@ -15,10 +16,29 @@ from rollmill.models import (
     SessionStatus,
 )
 from rollmill_builder.call_log import CallLog
-from rollmill_builder.deltas import CallDelta, OpenedDelta
+from rollmill_builder.deltas import CallDelta, OpenedDelta, read_packed
 from rollmill_builder.digests import HASH_BYTES, id_hash
 from rollmill_builder.folding import Folded
-from rollmill_builder.parts import pack_rest, parts_of
+from rollmill_builder.parts import Parts, pack_rest
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a session asked for: packed, since most of it is needed once, and there are many open sessions."""
+
+    packed: bytes
+    at: float
+    deadline_seconds: float
+    idle_seconds: float
+
+    @classmethod
+    def of(cls, event: SessionOpened) -> Opening:
+        return cls(encode(event.spec), event.at, event.spec.deadline_seconds, event.spec.idle_seconds)
+
+    @property
+    def spec(self) -> SessionSpec:
+        spec: SessionSpec = read_packed(SessionSpec, self.packed)
+        return spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +47,7 @@ class OpenSession:
 
     session_id: str
     attempt: int
-    opened: SessionOpened | None = None
+    opening: Opening | None = None
     """None: only calls were seen yet."""
     first_at: float = 0.0
     """Earliest event time of a record, whatever came first; 0.0: unknown."""
@@ -38,11 +58,19 @@ class OpenSession:
 
     @property
     def spec(self) -> SessionSpec:
-        return SessionSpec() if self.opened is None else self.opened.spec
+        return SessionSpec() if self.opening is None else self.opening.spec
 
     @property
     def opened_at(self) -> float:
-        return self.first_at if self.opened is None or not self.opened.at else self.opened.at
+        return self.first_at if self.opening is None or not self.opening.at else self.opening.at
+
+    @property
+    def deadline_seconds(self) -> float:
+        return SessionSpec().deadline_seconds if self.opening is None else self.opening.deadline_seconds
+
+    @property
+    def idle_seconds(self) -> float:
+        return SessionSpec().idle_seconds if self.opening is None else self.opening.idle_seconds
 
     def record(self, number: int) -> CompletionRecord:
         """A call, in order of acceptance, with its prompt."""
@@ -51,9 +79,8 @@ class OpenSession:
     def records(self) -> list[CompletionRecord]:
         return [self.record(number) for number in range(len(self.calls))]
 
-    def delta(self, record: CompletionRecord, digest: bytes) -> CallDelta:
-        """What the changelog has to hold of a further call."""
-        parts = parts_of(record)
+    def delta(self, record: CompletionRecord, parts: Parts, digest: bytes) -> CallDelta:
+        """What the changelog has to hold of a further call. ``parts``, ``digest``: of the record."""
         prompt, messages = self.calls.share(parts)
         return CallDelta(
             session_id=self.session_id,
@@ -73,7 +100,8 @@ class OpenSession:
     def take(self, delta: OpenedDelta | CallDelta) -> OpenSession:
         """The session with a delta folded in."""
         if isinstance(delta, OpenedDelta):
-            return replace(self, opened=delta.event, **self._times(delta.event.at, delta.event.at))
+            opening = Opening.of(delta.event)
+            return replace(self, opening=opening, **self._times(opening.at, opening.at))
         times = self._times(delta.started_at or delta.ended_at, delta.ended_at)
         return replace(self, calls=self.calls.append(delta), **times)
 

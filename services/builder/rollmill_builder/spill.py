@@ -79,11 +79,14 @@ class SpillFile:
     def _release(self, offset: int, pages: int) -> None:
         self.held -= pages * PAGE
         self._holes.setdefault(pages, []).append(offset)
-        if not self.held:
-            self._file().truncate(0)
+        if not self.held and self._opened is not None and not self._opened.closed:
+            self._opened.truncate(0)
             self._end = 0
             self._holes.clear()
 
 
 def _pages(size: int) -> int:
-    return -(-size // PAGE)
+    """Pages of a stretch for ``size`` bytes, in steps of a quarter: a session that grows fits into others' holes."""
+    pages = max(1, -(-size // PAGE))
+    step = 1 << max(0, pages.bit_length() - 3)
+    return -(-pages // step) * step

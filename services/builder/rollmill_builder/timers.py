@@ -66,11 +66,11 @@ def _seen(before: _Sight | None, session: OpenSession, now: float) -> _Sight:
 
 
 def _reason(session: OpenSession, sight: _Sight, now: float) -> Reason | None:
-    limit = session.spec.deadline_seconds
+    limit = session.deadline_seconds
     overdue_at_sight = sight.since >= session.opened_at + limit
     if now >= (sight.since if overdue_at_sight else session.opened_at) + limit:
         return "deadline"
-    return "idle" if now >= max(session.last_at, sight.changed) + session.spec.idle_seconds else None
+    return "idle" if now >= max(session.last_at, sight.changed) + session.idle_seconds else None
 
 
 def _expired(session: OpenSession, reason: Reason, now: float) -> SessionExpired:

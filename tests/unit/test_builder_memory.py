@@ -1,0 +1,209 @@
+"""A task's memory budget: idle sessions move to a file, and only what cannot move has to end (RULES T7)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmill.codec import encode
+from rollmill.errors import FatalError
+from rollmill.models import CompletionRecord, Record, SessionClosed, SessionOpened, SessionSpec
+from rollmill.strategies import builder_registry
+from rollmill.stream.stage import InputRecord
+from rollmill.testing.memory import MemoryTask
+from rollmill.testing.sessions import assistant, choice, completion, user
+from rollmill.topics import BUILT, COMPLETIONS
+from rollmill_builder.handlers import BuilderStage, BuilderState
+from rollmill_builder.sessions import OpenSession
+from rollmill_builder.shards import MemoryLimits
+from rollmill_builder.spill import PAGE, SpillFile, _pages
+
+TURNS = 6
+
+
+def task(**limits: Any) -> MemoryTask[BuilderState]:
+    memory = MemoryLimits(**limits) if limits else None
+    return MemoryTask(BuilderStage(registry=builder_registry(), partitions=1, late_window=1e6, memory=memory))
+
+
+def session(name: str, at: float) -> Iterator[CompletionRecord | SessionOpened]:
+    """A session of a few turns, with ids and text of its own."""
+    yield SessionOpened(session_id=name, spec=SessionSpec(task_id=name, idle_seconds=1e6, deadline_seconds=1e6), at=at)
+    number = int(name[1:])
+    prompt, messages = [number, 2], [user(f"{name}?")]
+    for turn in range(TURNS):
+        reply = [10 * number + turn] * 1500 + [9]
+        message = assistant(f"{name} says {turn} " * 40)
+        yield completion(
+            f"{name}.{turn}",
+            prompt,
+            choice(reply, message=message),
+            at=at + turn,
+            session_id=name,
+            messages=messages,
+        )
+        prompt, messages = [*prompt, *reply, 3], [*messages, message, user("and?")]
+
+
+def interleaved(count: int) -> list[Any]:
+    """The events of many sessions, in an order that keeps each session's own; all are open at once."""
+    rng = random.Random(5)  # noqa: S311  # no secret
+    scripts = [session(f"s{number}", 1000.0 + number) for number in range(count)]
+    events: list[Any] = [next(script) for script in scripts]
+    while scripts:
+        script = rng.choice(scripts)
+        event = next(script, None)
+        scripts = [item for item in scripts if event is not None or item is not script]
+        events += [] if event is None else [event]
+    return events
+
+
+def feed(run: MemoryTask[BuilderState], events: list[Any], ticks: int = 0) -> None:
+    for place, event in enumerate(events):
+        run.feed(COMPLETIONS, event, key=event.session_id)
+        if ticks and place % ticks == 0:
+            run.tick(2000.0 + place)
+
+
+def closings(count: int) -> list[Any]:
+    return [SessionClosed(session_id=f"s{number}", at=5000.0) for number in range(count)]
+
+
+def sent(run: MemoryTask[BuilderState]) -> list[tuple[str, bytes | None]]:
+    emits = (emit for emit in run.emitted if emit.topic is not COMPLETIONS)
+    return [(emit.topic.name, encode(emit.value) if isinstance(emit.value, Record) else emit.value) for emit in emits]
+
+
+def memory(run: MemoryTask[BuilderState]) -> Any:
+    assert isinstance(run.stage, BuilderStage)
+    return run.stage._shards[0].memory
+
+
+def resident(run: MemoryTask[BuilderState]) -> int:
+    """Sessions whose calls are in memory."""
+    sessions = [value for _, value in run.state.items() if isinstance(value, OpenSession)]
+    return sum(not item.calls.newest().spilled for item in sessions)
+
+
+def bytes_of_a_session() -> int:
+    run = task()
+    feed(run, list(session("s7", 1.0)))
+    return int(memory(run).held)
+
+
+def test_a_budget_for_fifty_sessions_lets_two_hundred_come_out() -> None:
+    free, short = task(), task(memory_bytes=50 * bytes_of_a_session())
+    for run in (free, short):
+        feed(run, interleaved(200), ticks=50)
+    assert memory(short).held <= 50 * bytes_of_a_session()
+    assert memory(short).spills > 150
+    assert resident(short) < 50 < resident(free) == 200
+    for run in (free, short):
+        feed(run, closings(200))
+    assert sent(short) == sent(free)
+    assert len(short.of(BUILT)) == 200
+    assert not short.of(COMPLETIONS)
+    assert short.changelog == free.changelog
+    assert memory(short).held == 0
+
+
+def test_spilled_sessions_restore_from_the_changelog_alone() -> None:
+    run = task(memory_bytes=3 * bytes_of_a_session())
+    feed(run, interleaved(20))
+    assert dict(run.restored().items()) == dict(run.state.items())
+
+
+def test_without_a_file_the_longest_idle_session_ends() -> None:
+    run = task(memory_bytes=50 * bytes_of_a_session(), spill_bytes=0)
+    feed(run, interleaved(60))
+    run.tick(3000.0)
+    words: list[Any] = [emit.value for emit in run.of(COMPLETIONS)]
+    assert {word.reason for word in words} == {"memory_budget"}
+    idle = sorted((value for _, value in run.state.items() if isinstance(value, OpenSession)), key=lambda s: s.last_at)
+    assert [word.session_id for word in words] == [item.session_id for item in idle[: len(words)]]
+    assert 9 <= len(words) <= 12
+    run.tick(3001.5)
+    assert len(run.of(COMPLETIONS)) == len(words)
+    feed(run, words)
+    run.tick(3003.0)
+    assert len(run.of(COMPLETIONS)) == len(words)
+    feed(run, closings(60))
+    assert len(run.of(BUILT)) == 60
+    assert run.counts["tokens_captured"] == run.counts["tokens_in_traces"] == 60 * TURNS * 1501
+
+
+def test_with_a_full_file_the_rest_ends() -> None:
+    one = bytes_of_a_session()
+    run = task(memory_bytes=10 * one, spill_bytes=5 * one)
+    feed(run, interleaved(40))
+    run.tick(3000.0)
+    assert 20 < len(run.of(COMPLETIONS)) < 32
+    assert memory(run).spills > 0
+
+
+def test_a_disk_that_cannot_be_written_spills_nothing(tmp_path: Path) -> None:
+    run = task(memory_bytes=2 * bytes_of_a_session(), spill_directory=tmp_path / "missing")
+    feed(run, interleaved(6))
+    assert resident(run) == 6
+    feed(run, closings(6))
+    assert len(run.of(BUILT)) == 6
+
+
+def test_a_file_that_lost_its_bytes_stops_the_task() -> None:
+    run = task(memory_bytes=bytes_of_a_session())
+    feed(run, interleaved(4))
+    memory(run)._file._file().truncate(0)
+    with pytest.raises(FatalError, match="spill file"):
+        feed(run, closings(4))
+
+
+def test_stretches_come_in_few_sizes() -> None:
+    assert [_pages(pages * PAGE) for pages in (0, 1, 7, 8, 9, 13, 17, 100)] == [1, 1, 7, 8, 10, 14, 20, 112]
+
+
+def test_pages_are_used_again_and_the_file_shrinks_when_it_is_empty(tmp_path: Path) -> None:
+    file = SpillFile(tmp_path, 4 * PAGE)
+    first, second = file.put(b"a" * 5000), file.put(b"b")
+    assert first is not None
+    assert second is not None
+    assert (first.read(), second.read()) == (b"a" * 5000, b"b")
+    assert file.put(b"c" * 2 * PAGE) is None
+    del first
+    third = file.put(b"d" * 2 * PAGE)
+    assert third is not None
+    assert (third.offset, third.read(), second.read()) == (0, b"d" * 2 * PAGE, b"b")
+    del second, third
+    assert file.held == 0
+    assert file._file().seek(0, 2) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_rolled_back_is_counted_again() -> None:
+    run = task()
+    feed(run, interleaved(3))
+    held = memory(run).held
+    closing = InputRecord(COMPLETIONS, 0, 999, b"s0", encode(SessionClosed(session_id="s0", at=5000.0)))
+    run.state.stage(run.stage.process(run.state, closing), "x")
+    assert memory(run).held < held
+    run.state.rollback()
+    run.tick(10_000.0)
+    assert memory(run).held == held
+
+
+def test_each_task_has_a_timer_and_a_budget_of_its_own() -> None:
+    stage = BuilderStage(registry=builder_registry(), partitions=4, late_window=1e6)
+    tasks = [MemoryTask(stage, partition=partition) for partition in range(4)]
+    names = {1: "s1", 3: "s5"}
+    for partition, name in names.items():
+        feed(tasks[partition], [SessionOpened(session_id=name, spec=SessionSpec(idle_seconds=20.0), at=1000.0)])
+    for now in (1010.0, 1030.0):
+        for run in tasks:
+            run.tick(now)
+    expired: dict[int, list[Any]] = {run.partition: [emit.value for emit in run.of(COMPLETIONS)] for run in tasks}
+    assert {partition: [word.session_id for word in words] for partition, words in expired.items() if words} == {
+        partition: [name] for partition, name in names.items()
+    }

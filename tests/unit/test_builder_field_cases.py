@@ -38,7 +38,7 @@ def two_turns(reply: list[int], history: list[int], *, message: Any, copy: Any, 
     return built(first, second)
 
 
-def test_two_token_forms_of_one_text_without_an_end_of_turn() -> None:
+def test_b028_two_token_forms_of_one_text_without_an_end_of_turn() -> None:
     trajectory = built(
         completion("c1", [1, 2], [53122, 316], at=1.0), completion("c2", [1, 2, 393, 30002, 5], [6], at=2.0)
     )
@@ -47,7 +47,7 @@ def test_two_token_forms_of_one_text_without_an_end_of_turn() -> None:
     assert trajectory.traces[1].metadata["break_at"] == 2
 
 
-def test_the_whole_history_is_the_prefix_not_the_last_step() -> None:
+def test_b030_the_whole_history_is_the_prefix_not_the_last_step() -> None:
     trajectory = built(
         completion("c1", [1], [2], at=1.0),
         completion("c2", [1, 2, 3], [4], at=2.0),
@@ -58,7 +58,7 @@ def test_the_whole_history_is_the_prefix_not_the_last_step() -> None:
     assert trace.loss_mask.tolist() == [1, 0, 1, 0, 1]
 
 
-def test_the_templates_newline_is_context() -> None:
+def test_b031_the_templates_newline_is_context() -> None:
     trajectory = built(
         completion("c1", P, [21, 901], at=1.0), completion("c2", [*P, 21, 901, *NEXT], [22, 901], at=2.0)
     )
@@ -67,23 +67,23 @@ def test_the_templates_newline_is_context() -> None:
     assert sampled(trajectory) == [[21, 901, 22, 901]]
 
 
-def test_an_end_token_that_is_gone_from_history_is_a_break() -> None:
+def test_b032a_an_end_token_that_is_gone_from_history_is_a_break() -> None:
     trajectory = two_turns([21, 901], [21, *NEXT], message=assistant("a"), copy=assistant("a"))
     assert sampled(trajectory) == [[21, 901], [22, 901]]
 
 
-def test_an_end_token_that_is_gone_after_a_rewritten_reply_is_a_break() -> None:
+def test_b032a_an_end_token_that_is_gone_after_a_rewritten_reply_is_a_break() -> None:
     trajectory = two_turns([5, 6, 901], [8, *NEXT], message=assistant("a"), copy=assistant("a"))
     assert reasons(trajectory) == [None, "end_of_turn_missing"]
 
 
-def test_an_end_token_after_a_truncated_reply_is_context() -> None:
+def test_b032b_an_end_token_after_a_truncated_reply_is_context() -> None:
     first = completion("c1", P, [21], at=1.0, finish="length")
     trajectory = built(first, completion("c2", [*P, 21, 901, *NEXT], [22, 901], at=2.0))
     assert sampled(trajectory) == [[21, 22, 901]]
 
 
-def test_an_end_token_repeated_by_the_template_is_context_and_flagged() -> None:
+def test_b032c_an_end_token_repeated_by_the_template_is_context_and_flagged() -> None:
     trajectory = built(
         completion("c1", P, [21, 901], at=1.0), completion("c2", [*P, 21, 901, 901, *NEXT], [22, 901], at=2.0)
     )
@@ -91,7 +91,7 @@ def test_an_end_token_repeated_by_the_template_is_context_and_flagged() -> None:
     assert trajectory.traces[0].metadata["duplicate_end_tokens"] == 1
 
 
-def test_rewritten_tool_arguments_are_a_break_of_their_own() -> None:
+def test_b036_rewritten_tool_arguments_are_a_break_of_their_own() -> None:
     trajectory = two_turns(
         [60, 61, 62, 901],
         [63, 64, 901, *NEXT],
@@ -102,7 +102,7 @@ def test_rewritten_tool_arguments_are_a_break_of_their_own() -> None:
     assert reasons(trajectory) == [None, "tool_arguments"]
 
 
-def test_breaks_at_every_turn_are_all_kept_and_show_in_the_ratio() -> None:
+def test_b037_breaks_at_every_turn_are_all_kept_and_show_in_the_ratio() -> None:
     records = [completion(f"c{turn:02d}", [1, *([7] * turn), 8], [5, 9], at=1.0 + turn) for turn in range(48)]
     trajectory = built(*records)
     assert len(trajectory.traces) == 48
@@ -110,7 +110,7 @@ def test_breaks_at_every_turn_are_all_kept_and_show_in_the_ratio() -> None:
     assert trajectory.trained_tokens == 96
 
 
-def test_an_empty_think_block_added_by_the_template_is_a_break() -> None:
+def test_b038_an_empty_think_block_added_by_the_template_is_a_break() -> None:
     prompt = [151644, 872, 198, 4340, 525, 498, 30, 151645, 198, 151644, 77091, 198]
     history = [151667, 271, 151668, 271, 40, 151645, 198, 151644, 872, 198, 40, 151645, 198, 151644, 77091, 198]
     first = completion("c1", prompt, [40, 151645], at=1.0, messages=ASK, text="I")
@@ -129,7 +129,7 @@ def test_an_empty_think_block_added_by_the_template_is_a_break() -> None:
         (assistant("<think>need</think>a"), assistant("a")),
     ],
 )
-def test_thinking_stripped_from_history_is_a_break(message: Any, copy: Any) -> None:
+def test_b039_thinking_stripped_from_history_is_a_break(message: Any, copy: Any) -> None:
     trajectory = two_turns([910, 31, 911, 21, 901], [21, 901, *NEXT], message=message, copy=copy)
     assert sampled(trajectory) == [[910, 31, 911, 21, 901], [22, 901]]
     assert reasons(trajectory) == [None, "reasoning_stripped"]
@@ -160,7 +160,7 @@ def test_an_end_token_inside_the_rewritten_part_is_too_doubtful_to_repair() -> N
     assert reasons(trajectory) == [None, "end_of_turn_ambiguous"]
 
 
-def test_resumed_call_keeps_its_versions() -> None:
+def test_b075_a_resumed_call_keeps_its_versions() -> None:
     old, new = PolicyVersion(0, 1), PolicyVersion(0, 2)
     first = completion("c1", P, choice([21, 22, 901], versions=[[old, 2], [new, 1]]), at=1.0)
     second = completion("c2", [*P, 21, 22, 901, 902], [23, 901], at=2.0, policy=PolicySpan(before=new, after=new))
@@ -193,13 +193,15 @@ def test_changed_tools_and_system_prompts_have_their_names() -> None:
     assert reasons(built(first, tools, other)) == [None, "tools_changed", "system_changed"]
 
 
-def test_a_prompt_that_shrinks_while_its_messages_grow_is_named() -> None:
+def test_b042_a_prompt_that_shrinks_while_its_messages_grow_is_named() -> None:
     first = completion("c1", [1, 2, 3, 4], [5, 9], at=1.0, messages=ASK, text="a")
     second = completion("c2", [1, 3], [6, 9], at=2.0, messages=[*ASK, assistant("a"), user("2?")])
-    assert reasons(built(first, second)) == [None, "history_shrunk"]
+    trajectory = built(first, second)
+    assert reasons(trajectory) == [None, "history_shrunk"]
+    assert trajectory.traces[1].metadata["break_tokens"] == [6, 2]
 
 
-def test_unknown_logprobs_are_never_trained() -> None:
+def test_b048_unknown_logprobs_are_never_trained() -> None:
     first = completion("c1", P, [21, 901], at=1.0, logprobs=[-0.5, -9999.0])
     second = completion("c2", [*P, 21, 901, 902], [22, 901], at=2.0)
     trajectory = built(first, second)

@@ -144,6 +144,7 @@ def _environment(settings: KafkaSettings, upstream: str, port: int) -> dict[str,
         "ROLLMILL_PARTITIONS": str(settings.partitions),
         "ROLLMILL_PORT": str(port),
         "ROLLMILL_UPSTREAM": upstream,
+        "ROLLMILL_PROBE": "false",  # the engine's events are for the calls of the tests
     }
 
 

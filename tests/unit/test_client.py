@@ -8,6 +8,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ import rollmill
 from rollmill.client import CaptureRefusedError, CaptureUnreachableError
 from rollmill.client.web import Web
 from rollmill.errors import InvalidInputError
-from rollmill.models import SessionClosed, SessionOpened, SessionStatus
+from rollmill.models import PolicyVersion, SessionClosed, SessionOpened, SessionStatus
 from rollmill.telemetry.clock import SystemClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.sink import MemorySink
 from rollmill.topics import COMPLETIONS
+from rollmill.trainer.captures import Captures
+from rollmill.trainer.captures import CaptureUnreachableError as TrainerCaptureError
 from rollmill_capture.admission import Admission, AdmissionLimits
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.auth import digest_of
@@ -214,3 +217,23 @@ async def test_a_command_that_is_not_there_is_told_as_a_shell_does(capture: Capt
     await asyncio.wait_for(process.communicate(), WAIT)
     assert process.returncode == 127
     assert capture.closed.error == "exit code 127"
+
+
+async def test_a_trainer_pauses_every_capture_and_tells_it_the_version(capture: Capture) -> None:
+    captures = Captures([capture.url])
+    await asyncio.to_thread(captures.pause, "policy", "keep", 0.0)
+    async with httpx.AsyncClient(base_url=capture.url) as http:
+        status = (await http.get("/admin/policies/policy/status")).json()
+        assert (status["paused"], status["mode"]) == (True, "keep")
+        await asyncio.to_thread(partial(captures.resume, "policy", PolicyVersion(1, 3), cache_reset=True))
+        status = (await http.get("/admin/policies/policy/status")).json()
+    assert (status["paused"], status["version"], status["kv_maybe_stale"]) == (False, [1, 3], False)
+
+
+async def test_a_capture_that_does_not_do_it_is_an_error_for_the_trainer(capture: Capture) -> None:
+    with pytest.raises(InvalidInputError, match="wait, keep, abort_resume"):
+        Captures([capture.url]).pause("policy", "stop", 0.0)
+    with pytest.raises(TrainerCaptureError, match="answers 404"):
+        await asyncio.to_thread(Captures([capture.url]).pause, "no/policy", "keep", 0.0)
+    with pytest.raises(TrainerCaptureError, match="refused"):
+        await asyncio.to_thread(Captures(["http://127.0.0.1:9"]).pause, "policy", "keep", 0.0)

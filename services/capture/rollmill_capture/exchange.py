@@ -294,7 +294,8 @@ def _strips(served: ServedRequest) -> bool:
 
 
 def _unanswered(error: UpstreamError) -> Outcome:
-    return Outcome(Ending(CallStatus.ERROR, error=str(error)), RefusalError(error.status, str(error), retry=True))
+    status = CallStatus.INCOMPLETE if error.began else CallStatus.ERROR
+    return Outcome(Ending(status, error=str(error)), RefusalError(error.status, str(error), retry=True))
 
 
 def _broken(reading: Reading, trouble: Exception | None = None) -> Outcome:

@@ -136,14 +136,16 @@ class Fence:
 
     def _forget(self) -> None:
         """Drop what is too old, and the oldest where all together are too large; never what is in use."""
-        now = self._now()
-        for name, turn in list(self._turns.items()):
-            old = turn.until <= now if turn.reply is not None else len(self._turns) > MOST_KEYS
-            if not (old or self._kept > self._room):
-                break
-            if not (turn.running or turn.waiting):
-                self._kept -= turn.size
-                del self._turns[name]
+        while self._turns:
+            name, turn = next(iter(self._turns.items()))
+            if turn.running or turn.waiting or not self._is_over(turn):
+                return
+            self._kept -= turn.size
+            del self._turns[name]
+
+    def _is_over(self, turn: _Turn) -> bool:
+        old = turn.until <= self._now() if turn.reply is not None else len(self._turns) > MOST_KEYS
+        return old or self._kept > self._room
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rollmill_capture.pause import Pauses
 from rollmill_capture.places import Places
 from rollmill_capture.routes import Target
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.wire import WireTransport
+from rollmill_capture.wire import BrokenAnswerError, WireTransport
 
 BAD_GATEWAY = 502
 GATEWAY_TIMEOUT = 504
@@ -34,9 +34,11 @@ BUSY = (429, 503)
 class UpstreamError(RollmillError):
     """The engine gave no answer, or its answer broke off. ``status`` is what the client is told."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, *, began: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.began = began
+        """The engine had begun to answer: something may have been sampled."""
 
 
 def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
@@ -64,14 +66,16 @@ class Upstream:
 
         Leaving the block early cancels the call upstream. ``session_id``: whose call it is, for its replica.
         """
+        began = False
         try:
             response = await self._answer(target, body, request_id, path, session_id)
+            began = response.is_success
             try:
                 yield response
             finally:
                 await response.aclose()
         except httpx.HTTPError as error:
-            raise upstream_error(error, target) from error
+            raise upstream_error(error, target, began=began) from error
 
     async def post(self, target: Target, path: str, body: bytes) -> httpx.Response:
         """A whole answer to a question beside the calls. Raises UpstreamError."""
@@ -133,8 +137,11 @@ def _headers(target: Target) -> dict[str, str]:
     return base if target.authorization is None else {**base, "authorization": target.authorization}
 
 
-def upstream_error(error: httpx.HTTPError, target: Target) -> UpstreamError:
+def upstream_error(error: httpx.HTTPError, target: Target, *, began: bool = False) -> UpstreamError:
     detail = str(error) or type(error).__name__
+    began = began or isinstance(error, BrokenAnswerError)
     if isinstance(error, httpx.TimeoutException):
-        return UpstreamError(f"{target.base_url} gave no answer in time ({type(error).__name__})", GATEWAY_TIMEOUT)
-    return UpstreamError(f"{target.base_url} cannot be reached, or broke off: {detail}", BAD_GATEWAY)
+        return UpstreamError(
+            f"{target.base_url} gave no answer in time ({type(error).__name__})", GATEWAY_TIMEOUT, began=began
+        )
+    return UpstreamError(f"{target.base_url} cannot be reached, or broke off: {detail}", BAD_GATEWAY, began=began)

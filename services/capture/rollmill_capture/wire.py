@@ -16,9 +16,15 @@ import httpx
 
 HIGH_WATER = 2**20
 """Bytes of a reply that nobody has taken yet; beyond them the connection is not read."""
+STALE_SECONDS = 1.0
+"""A kept connection that ends within this time after a request, without a byte, was closed before it."""
 CONTINUES = 200
 """Statuses below are no answer yet."""
 BODILESS = (204, 304)
+
+
+class BrokenAnswerError(httpx.TransportError):
+    """The server took the request, and its answer never came or broke off: asking again would sample again."""
 
 
 class WireTransport(httpx.AsyncBaseTransport):
@@ -77,6 +83,9 @@ class _Connection(asyncio.Protocol):
         self._answered = False
         self._sized = False
         self._keeps = False
+        self._heard = False
+        self._calls = 0
+        self._sent_at = 0.0
         self._pieces: list[bytes] = []
         self._size = 0
         self._failure: str | None = None
@@ -86,12 +95,16 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self.lost:
             raise httpx.WriteError("the server has closed the connection")
         self._parser = httptools.HttpResponseParser(self)
-        self.complete = self._answered = self._sized = False
+        self.complete = self._answered = self._sized = self._heard = False
+        self._calls, self._sent_at = self._calls + 1, asyncio.get_running_loop().time()
         self.status, self.headers = 0, []
         self._transport.write(data)
 
     async def answered(self, seconds: float | None) -> None:
-        """Wait for the head of the answer. Raises httpx.ReadTimeout, httpx.RemoteProtocolError."""
+        """Wait for the head of the answer.
+
+        Raises httpx.ReadTimeout; httpx.RemoteProtocolError where the connection was stale; else BrokenAnswerError.
+        """
         while not self._answered:
             self._check("the server closed the connection without an answer")
             await self._moved(seconds)
@@ -125,6 +138,7 @@ class _Connection(asyncio.Protocol):
         if self.complete and not self._answered:
             self.close()  # an answer that nobody has asked for
             return
+        self._heard = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -165,8 +179,11 @@ class _Connection(asyncio.Protocol):
             self._sized = self._sized or self.status in BODILESS
 
     def _check(self, words: str) -> None:
-        if self._failure is not None or self.lost:
-            raise httpx.RemoteProtocolError(self._failure or words)
+        if self._failure is None and not self.lost:
+            return
+        late = asyncio.get_running_loop().time() - self._sent_at > STALE_SECONDS
+        stale = self._calls > 1 and not self._heard and not late
+        raise (httpx.RemoteProtocolError if stale else BrokenAnswerError)(self._failure or words)
 
     async def _moved(self, seconds: float | None) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

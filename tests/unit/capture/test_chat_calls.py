@@ -267,6 +267,14 @@ async def test_a_stream_that_is_no_whole_reply_is_incomplete_and_an_error(
     assert not any(choice.trainable for choice in record.choices)
 
 
+async def test_a_whole_reply_that_breaks_off_is_incomplete_because_something_was_sampled() -> None:
+    rig = Rig(streams(Pieces([b'{"choices": [', b"{"], breaks=True)))
+    async with rig.call() as call, asyncio.timeout(WAIT):
+        assert "connection reset" in (await call.json())["error"]["message"]
+    assert (call.status, [record.status for record in rig.records]) == (502, [CallStatus.INCOMPLETE])
+    assert len(rig.asked) == 1
+
+
 async def test_a_connection_that_breaks_in_a_stream_is_an_error() -> None:
     rig = Rig(streams(Pieces(frames("vllm_chat_stream_basic.sse")[:2], breaks=True)))
     async with rig.call(STREAM) as call, asyncio.timeout(WAIT):

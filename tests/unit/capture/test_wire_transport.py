@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollmill_capture.wire import HIGH_WATER, WireTransport
+from rollmill_capture.wire import HIGH_WATER, BrokenAnswerError, WireTransport
 
 WAIT = 5.0
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -104,7 +104,21 @@ async def test_an_answer_without_a_body_keeps_the_connection() -> None:
 )
 async def test_an_answer_that_breaks_off_or_is_none_is_told(answer: bytes) -> None:
     async with client(answering(answer, ends=True)) as (http, _):
+        with pytest.raises(BrokenAnswerError):
+            await http.get("/")
+
+
+async def test_a_kept_connection_that_ends_without_a_byte_was_stale_and_may_be_replaced() -> None:
+    async with client(answering(SIZED, b"", ends=True)) as (http, _):
+        await http.get("/")
         with pytest.raises(httpx.RemoteProtocolError):
+            await http.get("/")
+
+
+async def test_a_kept_connection_that_ends_after_its_first_byte_was_not() -> None:
+    async with client(answering(SIZED, b"H", ends=True)) as (http, _):
+        await http.get("/")
+        with pytest.raises(BrokenAnswerError):
             await http.get("/")
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import stamina
 import structlog
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from faststream import FastStream
 from faststream.kafka import KafkaBroker
 
-from rollmill.errors import EXIT_DRAINED, EXIT_FATAL, ConfigurationError, FatalError
+from rollmill.errors import EXIT_CRASHED, EXIT_DRAINED, EXIT_FATAL, ConfigurationError, FatalError, RetryableError
 from rollmill.kafka.admin import verify_topics
 from rollmill.kafka.clients import KafkaClients, faststream_broker
 from rollmill.settings import ServiceSettings
@@ -33,6 +33,8 @@ from rollmill.telemetry.logging import configure_logging
 from rollmill.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
+
+PASSING = (RetryableError, KafkaError, OSError, TimeoutError)
 
 Worker = Callable[["ServiceContext"], Awaitable[None]]
 
@@ -192,5 +194,11 @@ def _exit_code(context: ServiceContext) -> int:
         log.error("service cannot go on", error=str(failure), kind=type(failure).__name__, exc_info=failure)
     if not context.failures:
         return EXIT_DRAINED
-    first = context.failures[0]
-    return first.exit_code if isinstance(first, FatalError) else EXIT_FATAL
+    return exit_code(context.failures[0])
+
+
+def exit_code(failure: BaseException) -> int:
+    """What a supervisor is told: what is outside and passes is worth another start, a mistake of ours is not."""
+    if isinstance(failure, FatalError):
+        return failure.exit_code
+    return EXIT_CRASHED if isinstance(failure, PASSING) else EXIT_FATAL

@@ -13,6 +13,8 @@ RollmillError
 from __future__ import annotations
 
 EXIT_DRAINED = 0
+EXIT_CRASHED = 1
+"""Something outside failed for too long; starting again may help."""
 EXIT_FATAL = 70
 EXIT_FENCED = 75
 

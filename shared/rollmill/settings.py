@@ -27,8 +27,20 @@ class KafkaSettings(BaseSettings):
     transaction_timeout_ms: PositiveInt = 30_000
     """After this the broker aborts what a dead process left open."""
     request_timeout_ms: PositiveInt = 20_000
+    session_timeout_ms: PositiveInt = 10_000
+    """After this a silent member of a group counts as dead. Whoever joins waits for it, so it has to be well below
+    the request timeout, or a join after a crash is given up again and again."""
     run: str = "run"
     """Names the training run in batches, cuts and acknowledgements."""
+
+    @model_validator(mode="after")
+    def _joins_outlast_dead_members(self) -> Self:
+        if self.session_timeout_ms + 5000 > self.request_timeout_ms:
+            raise ValueError(
+                f"session_timeout_ms {self.session_timeout_ms} must be at least 5000 below request_timeout_ms "
+                f"{self.request_timeout_ms}: a member that joins waits until a dead one's session ends"
+            )
+        return self
 
 
 class ServiceSettings(KafkaSettings):

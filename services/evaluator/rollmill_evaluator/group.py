@@ -59,6 +59,8 @@ class GroupLimits:
     drain_seconds: float
     deadline_seconds: float
     """For every call on the broker."""
+    join_seconds: float
+    """For joining, which waits until the session of a member that died has ended."""
 
 
 class Group:
@@ -96,7 +98,7 @@ class Group:
     async def run(self, stop: asyncio.Event) -> None:
         """Read until ``stop``; then wait for what is running, commit and leave. Raises what ``handle`` raised."""
         self._consumer.subscribe([self._topic_name], listener=_Listener(self))
-        async with asyncio.timeout(self._limits.deadline_seconds):
+        async with asyncio.timeout(self._limits.join_seconds):
             await self._consumer.start()
         try:
             while not stop.is_set():

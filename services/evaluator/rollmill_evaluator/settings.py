@@ -44,4 +44,5 @@ class EvaluatorSettings(ServiceSettings):
             commit_seconds=self.commit_seconds,
             drain_seconds=self.drain_seconds / 2,
             deadline_seconds=self.deadline_seconds,
+            join_seconds=self.deadline_seconds + 2 * self.session_timeout_ms / 1000,
         )

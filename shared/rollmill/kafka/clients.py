@@ -65,7 +65,8 @@ class KafkaClients:
             fetch_max_bytes=4 * FETCH,
             max_partition_fetch_bytes=FETCH,
             fetch_max_wait_ms=100,
-            session_timeout_ms=30_000,
+            session_timeout_ms=self._settings.session_timeout_ms,
+            heartbeat_interval_ms=self._settings.session_timeout_ms // 5,
             max_poll_interval_ms=600_000,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import orjson
 import pytest
@@ -174,12 +176,19 @@ def test_memory_is_linear_in_what_is_new() -> None:
     assert sizes[60] < 2.05 * sizes[30]
 
 
-def test_messages_that_are_echoed_without_some_fields_are_still_shared() -> None:
-    session, deltas = folded(turns(2))
-    messages = deltas[1].messages
-    assert messages is not None
-    assert len(messages.rest) < 200
-    assert session.calls.content.parts(1).messages is not None
+@pytest.mark.parametrize("echoed", [{}, {"refusal": None}, {"name": "x"}])
+def test_a_reply_that_is_repeated_with_other_fields_is_shared(echoed: dict[str, Any]) -> None:
+    said = assistant("a" * 1000, tool_calls=None, reasoning_content=None)
+    first = completion("c1", [1], choice([5], message=said), at=1.0, messages=[user("?")])
+    second = completion("c2", [1, 5], [6], messages=[user("?"), assistant("a" * 1000, **echoed), user("and?")])
+    session, (_, delta) = folded([first, second])
+    assert delta.messages is not None
+    assert len(delta.messages.rest) < 100
+    nulls = {name: value for name, value in echoed.items() if value is not None}
+    repeated = orjson.loads(session.record(1).request or b"")["messages"]
+    assert repeated == [user("?"), assistant("a" * 1000, **nulls), user("and?")]
+    segments = len(session.calls.content.text.trie.leaves_at())
+    assert segments == (2 if nulls else 1)
 
 
 def test_a_rolled_back_call_leaves_no_trace() -> None:

@@ -12,8 +12,9 @@ changelog and reads on from the position committed with it; the same trajectorie
 
 Inside, intake only stores: `parts` (a call taken apart) → `lines` and `trie` (what earlier calls hold of it already) →
 `deltas` (what the changelog holds) → `call_log` (a session's calls) → `sessions`. At the close: `ended` → `calls` (what
-may be trained) → `parents` (which call continues which, by `marks` in the trie) → `splice` (where the copy of a reply ends
-in the next prompt) → `branches` (who inherits a chain, why another one starts) → `limits` → `assembly` (tokens, masks,
-versions, turns) → `accounting` (every sampled token claimed exactly once). `closing` makes a trajectory of it, `folding`
-feeds incremental custom builders, `shards`, `memory`, `spill` and `timers` are a task's own, `handlers` is the stage.
+may be trained) → `parents` (which call continues which, by `marks` in the trie) → `splice` (where the copy of a reply
+ends in the next prompt) → `branches` (who inherits a chain, why another one starts) → `limits` → `assembly` (tokens,
+masks, versions, turns) → `accounting` (every sampled token claimed exactly once). `closing` makes a trajectory of it,
+`folding` feeds incremental custom builders, `shards`, `memory`, `spill` and `timers` are a task's own, `handlers` is
+the stage.
 """

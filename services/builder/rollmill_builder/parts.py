@@ -79,7 +79,19 @@ def _view(ids: npt.NDArray[np.int32]) -> Bytes:
 
 
 def text_of_messages(messages: Sequence[Message]) -> bytes:
-    return dump_json(messages)[1:-1] + SEPARATOR if messages else b""
+    """The text that `messages_of_text` reads.
+
+    Fields that are null are left out, but the content: an engine says them, a client that repeats its reply may not,
+    and the two should be one text.
+    """
+    if not messages:
+        return b""
+    told = [_told(message) if None in message.values() else message for message in messages]
+    return dump_json(told)[1:-1] + SEPARATOR
+
+
+def _told(message: Message) -> Message:
+    return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
 def messages_of_text(text: bytes) -> tuple[Message, ...]:

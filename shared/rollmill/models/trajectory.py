@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -98,16 +101,18 @@ class Trace(Record):
 
     def units(self) -> tuple[Unit, ...]:
         """The trainable token ranges, split where the version changes."""
-        return tuple(unit for turn in self.turns if turn.trained for unit in self._units_of(turn))
+        starts = list(accumulate((run.length for run in self.versions), initial=0))
+        return tuple(unit for turn in self.turns if turn.trained for unit in self._units_of(turn, starts))
 
-    def _units_of(self, turn: TraceTurn) -> list[Unit]:
-        units, position = [], 0
-        for version, length in self.versions:
-            low, high = max(position, turn.start), min(position + length, turn.stop)
-            position += length
-            if version is not None and low < high:
-                units.append(Unit(turn.completion_id, turn.choice, low - turn.start, high - turn.start, version))
-        return units
+    def _units_of(self, turn: TraceTurn, starts: list[int]) -> Iterator[Unit]:
+        """``starts``: where each run of versions begins, and the end of the last."""
+        for place in range(bisect_right(starts, turn.start) - 1, len(self.versions)):
+            version = self.versions[place].version
+            low, high = max(starts[place], turn.start), min(starts[place + 1], turn.stop)
+            if low >= high:
+                return
+            if version is not None:
+                yield Unit(turn.completion_id, turn.choice, low - turn.start, high - turn.start, version)
 
 
 class ExcludedUnits(Record):

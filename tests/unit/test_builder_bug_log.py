@@ -122,6 +122,9 @@ def test_b055_interleaved_agents_are_a_trace_each() -> None:
     )
     assert sampled(trajectory) == [[5, 9, 7, 9], [6, 9, 8, 9]]
     assert trajectory.metadata["breaks"] == {"sub_agent": 1}
+    caller, agent = (trace.metadata for trace in trajectory.traces)
+    assert (agent["began_after"], agent["began_after_branch"]) == ("a1", caller["branch"])
+    assert "began_after" not in caller
     assert trajectory.metadata["merge_ratio"] == 0.5
 
 

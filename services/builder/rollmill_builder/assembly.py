@@ -127,6 +127,8 @@ def _metadata(branch: Branch, between: list[Ids], branch_of: Mapping[tuple[str, 
         "policy": first.record.policy.name,
     }
     flags = {
+        "began_after": branch.before and branch.before.record.completion_id,
+        "began_after_branch": branch.before and branch_of.get(branch.before.name),
         "break_from": broken and broken.call and broken.call.record.completion_id,
         "break_tokens": list(branch.break_tokens or ()),
         "scaffolds": sum(splice.scaffold > 0 for splice in branch.splices),

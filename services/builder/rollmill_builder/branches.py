@@ -28,6 +28,8 @@ class Branch:
     """Why this is no continuation of another trace; None for the session's first."""
     break_tokens: tuple[int, int] | None = None
     """With ``history_shrunk``: the tokens up to then, and those of the shorter prompt."""
+    before: Call | None = None
+    """The call before the first one, where that goes on from none: a sub-agent's caller, what a compaction sums up."""
     dropped: int = 0
     """Tokens left out in front of the first prompt, because of a limit."""
     left_out: int = 0
@@ -117,7 +119,9 @@ class CallTree:
         splices = tuple(splice for call in chain[1:] if (splice := self._links[call.order].splice) is not None)
         shrunk = before is not None and reason == "history_shrunk"
         sizes = (before.tokens, first.prompt_tokens) if before is not None and shrunk else None
-        return Branch(tuple(chain), splices, self._links[first.order], reason, sizes)
+        link = self._links[first.order]
+        rootless = before if link.parent is None else None
+        return Branch(tuple(chain), splices, link, reason, break_tokens=sizes, before=rootless)
 
     def _reason(self, first: Call, heirs: Mapping[int, Call], before: Call | None, reach: int) -> str | None:
         link = self._links[first.order]

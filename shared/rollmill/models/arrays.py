@@ -64,16 +64,19 @@ class PackedArray:
 
     def _from_numbers(self, value: list[Any] | tuple[Any, ...]) -> npt.NDArray[Any]:
         allowed = {int, float} if self.dtype.kind == "f" else {int}
-        strange = {type(item) for item in value} - allowed
+        strange = set(map(type, value)) - allowed
         if strange:
             names = ", ".join(sorted(kind.__name__ for kind in strange))
             raise ValueError(f"every value must be a number of kind {self.dtype.name}, found {names}")
-        wide = np.array(value, dtype=np.float64 if self.dtype.kind == "f" else object)
-        self._check_range(wide)
         try:
-            return wide.astype(self.dtype)
+            wide = np.array(value, dtype=np.float64 if self.dtype.kind == "f" else np.int64)
         except OverflowError as error:
             raise ValueError(f"a value does not fit {self.dtype.name}") from error
+        self._check_range(wide)
+        narrow = wide.astype(self.dtype)
+        if self.dtype.kind != "f" and not np.array_equal(narrow, wide):
+            raise ValueError(f"a value does not fit {self.dtype.name}")
+        return narrow
 
     def _from_ndarray(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if value.dtype == self.dtype:

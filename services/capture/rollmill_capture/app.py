@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -153,6 +154,8 @@ class Program:
                 return
             app = assemble(self._parts(context, sink, client, engines))
             with listen(self._settings) as listener:
+                gc.collect()
+                gc.freeze()  # what is there by now stays: looking through it again would hold up every stream
                 context.health.ready(HTTP)
                 structlog.get_logger().info("capture listens", url=self._settings.public)
                 await serve(app, listener, self._settings, context.stop)

@@ -186,14 +186,16 @@ class _Connection(asyncio.Protocol):
         raise (httpx.RemoteProtocolError if stale else BrokenAnswerError)(self._failure or words)
 
     async def _moved(self, seconds: float | None) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        """Wait for anything to come. A bare timer: `asyncio.timeout` costs as much as the rest of a small chunk."""
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _expire, waiter, seconds)
         try:
-            async with asyncio.timeout(seconds):
-                await self._waiter
-        except TimeoutError as error:
-            raise httpx.ReadTimeout(f"nothing came for {seconds} s") from error
+            await waiter
         finally:
             self._waiter = None
+            if timer is not None:
+                timer.cancel()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -215,6 +217,11 @@ class _Body(httpx.AsyncByteStream):
     async def aclose(self) -> None:
         if not self._connection.reusable():
             await self._owner.aclose()
+
+
+def _expire(waiter: asyncio.Future[None], seconds: float) -> None:
+    if not waiter.done():
+        waiter.set_exception(httpx.ReadTimeout(f"nothing came for {seconds:g} s"))
 
 
 def _head(request: httpx.Request) -> bytes:

@@ -29,7 +29,7 @@ SPECS = [
     StrategySpec(strategy="per_request"),
 ]
 
-TOPICS = tries(400, share=5)
+TOPICS = tries(300, share=5)
 
 Task = MemoryTask[BuilderState]
 Tokens = Counter[tuple[str, int, int]]

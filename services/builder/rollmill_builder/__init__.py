@@ -10,7 +10,7 @@ local file, which may be lost.
 What happens on a crash: the successor fences this process, restores the state of the last commit from the
 changelog and reads on from the position committed with it; the same trajectories come out, each once.
 
-Inside, intake only stores: `parts` (a call taken apart) → `lines` and `trie` (what earlier calls hold of it already) →
+Inside, intake only stores: `parts` (a call taken apart) → `lines`, `trie`, `buffer` (what earlier calls hold already) →
 `deltas` (what the changelog holds) → `call_log` (a session's calls) → `sessions`. At the close: `ended` → `calls` (what
 may be trained) → `parents` (which call continues which, by `marks` in the trie) → `splice` (where the copy of a reply
 ends in the next prompt) → `branches` (who inherits a chain, why another one starts) → `limits` → `assembly` (tokens,

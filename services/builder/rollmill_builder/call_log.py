@@ -11,11 +11,11 @@ import numpy as np
 
 from rollmill.errors import FatalError
 from rollmill.models import CompletionRecord
+from rollmill_builder.buffer import TOKEN_BYTES, Bytes
 from rollmill_builder.deltas import CallDelta
 from rollmill_builder.lines import Lines, Shared
 from rollmill_builder.parts import SEPARATOR, Parts, Tails, parts_of, unpack_rest
 from rollmill_builder.spill import Extent, SpillFile
-from rollmill_builder.trie import TOKEN_BYTES, Bytes
 
 CALL_OVERHEAD = 1_200
 """Bytes that Python and the engine's bookkeeping add to a call; `make bench-builder-memory` measures them."""

@@ -19,11 +19,12 @@ from rollmill.models import (
     Unit,
     VersionRuns,
 )
+from rollmill_builder.buffer import TOKEN_BYTES
 from rollmill_builder.call_log import Content
 from rollmill_builder.ended import EndedSession
 from rollmill_builder.messages import Message, parse_object
 from rollmill_builder.parts import SEPARATOR, messages_of_text
-from rollmill_builder.trie import TOKEN_BYTES, Place
+from rollmill_builder.trie import Place
 
 Ids = npt.NDArray[np.int32]
 

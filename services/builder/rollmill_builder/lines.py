@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rollmill_builder.trie import ROOT, Bytes, Place, Trie
+from rollmill_builder.buffer import Bytes
+from rollmill_builder.trie import ROOT, Place, Trie
 
 SEGMENT_BITS = 32
 ABSENT = -1

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rollmill_builder.buffer import TOKEN_BYTES
 from rollmill_builder.calls import Call
 from rollmill_builder.marks import Marks
 from rollmill_builder.splice import GENERATION_PROMPT, Break, DriftRules, EndOfTurn, Splice, align, exact, reframe
-from rollmill_builder.trie import TOKEN_BYTES, Place, Trie
+from rollmill_builder.trie import Place, Trie
 
 MOST_LOOKS = 4
 """Earlier prompts, the longest first, whose replies are looked for in a prompt: bounds the work where none fits."""

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import orjson
 
 from rollmill.models import CompletionRecord, SampledChoice, dump_json
+from rollmill_builder.buffer import Bytes
 from rollmill_builder.messages import Message, messages_of, parse_object, tools_of
-from rollmill_builder.trie import Bytes
 
 APART: dict[str, Any] = {
     "session_id": True,

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
-Bytes = bytes | memoryview
-"""Bytes; a view has to be one of bytes, too."""
+from rollmill_builder.buffer import Buffer, Bytes
 
 
 class Place(NamedTuple):
@@ -25,11 +22,6 @@ class Place(NamedTuple):
 
 ROOT = Place(0, 0)
 
-TOKEN_BYTES = 4
-
-FIRST_LOOK = 512
-"""Units compared first: most sequences that differ do so early."""
-
 
 class _Segment:
     """Bytes that follow position ``at`` of the segment ``parent``."""
@@ -37,7 +29,7 @@ class _Segment:
     __slots__ = ("at", "data", "parent")
 
     def __init__(self, parent: int, at: int, data: Bytes) -> None:
-        self.parent, self.at, self.data = parent, at, bytearray(data)
+        self.parent, self.at, self.data = parent, at, Buffer(data)
 
 
 class Trie:
@@ -59,7 +51,7 @@ class Trie:
         number, position = start
         while rest:
             segment = self._segments[number]
-            same = _common(segment.data, position - segment.at, rest, self._unit)
+            same = segment.data.common(position - segment.at, rest, self._unit)
             position += same
             rest = rest[same:]
             fork = self._forks.get((number, position, bytes(rest[: self._unit]))) if self._forks else None
@@ -71,7 +63,7 @@ class Trie:
     def insert(self, content: Bytes, start: Place = ROOT) -> Place:
         """The place of ``content`` after ``start``; what is not held yet is added."""
         segment = self._segments[start.segment]
-        if start.end == segment.at + len(segment.data):
+        if start.end == segment.at + segment.data.size:
             return self._extend(start, content)
         place = self.find(content, start)
         return self._extend(place, content[place.end - start.end :])
@@ -82,8 +74,8 @@ class Trie:
             return place
         number, position = place
         segment = self._segments[number]
-        if position == segment.at + len(segment.data):
-            segment.data += rest
+        if position == segment.at + segment.data.size:
+            segment.data.append(rest)
             return Place(number, position + len(rest))
         made = len(self._segments)
         self._segments.append(_Segment(number, position, rest))
@@ -105,11 +97,11 @@ class Trie:
         """Bytes ``start`` up to ``place``."""
         segment = self._segments[place.segment]
         if segment.at <= start:
-            return bytes(segment.data[start - segment.at : place.end - segment.at])
+            return segment.data.read(start - segment.at, place.end - segment.at)
         parts = []
         for number, end in self.path(place):
             segment = self._segments[number]
-            parts.append(segment.data[max(start - segment.at, 0) : end - segment.at])
+            parts.append(segment.data.read(max(start - segment.at, 0), end - segment.at))
             if segment.at <= start:
                 break
         return b"".join(reversed(parts))
@@ -130,11 +122,11 @@ class Trie:
     @property
     def size(self) -> int:
         """Bytes held."""
-        return sum(len(segment.data) for segment in self._segments)
+        return sum(segment.data.size for segment in self._segments)
 
     def dump(self) -> list[Any]:
         """Plain data that `load` reads."""
-        return [(segment.parent, segment.at, bytes(segment.data)) for segment in self._segments]
+        return [(segment.parent, segment.at, segment.data.read(0, segment.data.size)) for segment in self._segments]
 
     @classmethod
     def load(cls, unit: int, data: list[Any]) -> Trie:
@@ -143,22 +135,3 @@ class Trie:
         for number, (parent, at, content) in enumerate(data[1:], 1):
             trie._forks[parent, at, content[:unit]] = number
         return trie
-
-
-def _common(data: bytearray, offset: int, other: memoryview, unit: int) -> int:
-    """Number of bytes, whole units, that ``data`` from ``offset`` on and ``other`` begin with alike."""
-    count = min(len(data) - offset, len(other)) // unit
-    if not count:
-        return 0
-    if offset == 0 and count * unit == len(data) and data == other[: len(data)]:
-        return len(data)
-    head = min(count, FIRST_LOOK)
-    same = _equal_units(data, offset, other, unit, head)
-    return (same if same < head else _equal_units(data, offset, other, unit, count)) * unit
-
-
-def _equal_units(data: bytearray, offset: int, other: memoryview, unit: int, count: int) -> int:
-    kind = np.int32 if unit == TOKEN_BYTES else np.uint8
-    unequal = np.frombuffer(data, kind, count, offset) != np.frombuffer(other, kind, count)
-    at = int(unequal.argmax())
-    return at if unequal[at] else count

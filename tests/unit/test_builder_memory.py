@@ -21,6 +21,7 @@ from rollmill_builder.handlers import BuilderStage, BuilderState
 from rollmill_builder.sessions import OpenSession
 from rollmill_builder.shards import MemoryLimits
 from rollmill_builder.spill import PAGE, SpillFile, _pages
+from rollmill_builder.timers import MANY_SESSIONS, ExpiryTimer
 
 TURNS = 6
 
@@ -207,3 +208,10 @@ def test_each_task_has_a_timer_and_a_budget_of_its_own() -> None:
     assert {partition: [word.session_id for word in words] for partition, words in expired.items() if words} == {
         partition: [name] for partition, name in names.items()
     }
+
+
+def test_many_sessions_are_looked_at_more_seldom() -> None:
+    timer = ExpiryTimer(every=1.0)
+    sessions = [OpenSession(f"s{number}", 1) for number in range(2 * MANY_SESSIONS)]
+    assert list(timer.due(sessions, 100.0, ())) == []
+    assert [timer.rests(100.0 + seconds) for seconds in (1.0, 2.5, 3.0)] == [True, True, False]

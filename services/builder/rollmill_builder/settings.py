@@ -14,7 +14,7 @@ class BuilderSettings(ServiceSettings):
     """How long a closed session is remembered, in event time: a call of it that comes again within this time is a
     duplicate, a new one is late; after it, either would open the session anew."""
     expiry_seconds: float = Field(default=1.0, gt=0)
-    """How often open sessions are looked through for deadlines and idle times; more seldom where a task has thousands."""
+    """How often open sessions are looked through for deadlines and idle times; more seldom where they are thousands."""
     memory_budget_bytes: PositiveInt = 1536 * 2**20
     """For the open sessions of one task (a process runs several). Above it the calls of the longest untouched sessions
     move to a local file; what cannot move ends, the longest idle session first, reason ``memory_budget``."""

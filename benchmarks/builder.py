@@ -169,13 +169,13 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what else ran on the machine")
     options = parser.parse_args()
     found = measure()
-    document = {**provenance(), "note": options.note, **found}
+    document = {**provenance(), "note": options.note, "results": found}
     print(_table(found))
     if options.save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "builder.json").write_text(json.dumps(document, indent=2) + "\n")
     if options.json:
-        print(json.dumps(document))
+        print(json.dumps({**document, **{name: value for name, value in found.items() if name != "rows"}}))
 
 
 if __name__ == "__main__":

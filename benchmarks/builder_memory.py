@@ -139,13 +139,13 @@ def main() -> None:
         print(Fleet(options.fleet).run())
         return
     found = measure()
-    document = {**provenance(), "note": options.note, **found}
+    document = {**provenance(), "note": options.note, "results": found}
     print(json.dumps(found, indent=2))
     if options.save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "builder_memory.json").write_text(json.dumps(document, indent=2) + "\n")
     if options.json:
-        print(json.dumps(document))
+        print(json.dumps({**document, **found}))
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ from rollmill.errors import FencedError
 from rollmill.kafka.admin import apply_topics
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.kafka.tables import TableReader
 from rollmill.models import Cut, Trajectory
 from rollmill.stream.runner import run_stages
 from rollmill.stream.task import TaskTools
 from rollmill.telemetry.clock import SystemClock
 from rollmill.telemetry.health import Health
 from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.log import everything, produce
 from rollmill.testing.trajectories import sample_trajectory
-from rollmill.topics import CUTS, OUTCOMES, TRAJECTORIES, Topic, partition_of
+from rollmill.topics import CUTS, OUTCOMES, TRAJECTORIES
 from rollmill_batcher.handlers import BatcherStage
 from rollmill_batcher.settings import BatcherSettings
 
@@ -68,29 +68,8 @@ def group(name: str, policy: str = "policy") -> list[Trajectory]:
     ]
 
 
-async def produce(settings: BatcherSettings, trajectories: Sequence[Trajectory]) -> None:
-    async with KafkaClients(settings).producer() as producer:
-        for trajectory in trajectories:
-            key = trajectory.session_id.encode()
-            await producer.send_and_wait(
-                TRAJECTORIES.full_name(settings.prefix),
-                encode(trajectory),
-                key,
-                partition=partition_of(key, settings.partitions),
-            )
-
-
-async def everything(settings: BatcherSettings, topic: Topic) -> list[Any]:
-    found: list[Any] = []
-    stop = asyncio.Event()
-    reader = TableReader(
-        KafkaClients(settings), settings, topic, lambda _, value: found.append(value), lambda *_: pytest.fail("poison")
-    )
-    reading = asyncio.create_task(reader.run(stop))
-    await asyncio.wait_for(reader.caught_up(), WAIT)
-    stop.set()
-    await reading
-    return found
+async def send(settings: BatcherSettings, trajectories: Sequence[Trajectory]) -> None:
+    await produce(settings, TRAJECTORIES, [(item.session_id, encode(item)) for item in trajectories], headers=())
 
 
 async def steps_of(settings: BatcherSettings, count: int) -> list[tuple[str, ...]]:
@@ -108,15 +87,15 @@ async def test_a_second_batcher_of_a_run_fences_the_first(kafka_broker: Embedded
     settings = settings_of(kafka_broker, topic_prefix)
     await apply_topics(settings)
     async with running(settings) as first:
-        await produce(settings, group("g0"))
+        await send(settings, group("g0"))
         assert await steps_of(settings, 1) == [("g0",)]
         async with running(settings):
-            await produce(settings, group("g1"))
+            await send(settings, group("g1"))
             assert await steps_of(settings, 2) == [("g0",), ("g1",)]
             with pytest.raises(FencedError) as fenced:
                 await asyncio.wait_for(first, WAIT)
             assert fenced.value.exit_code == 75
-            await produce(settings, group("g2"))
+            await send(settings, group("g2"))
             assert await steps_of(settings, 3) == [("g0",), ("g1",), ("g2",)]
 
 
@@ -126,8 +105,8 @@ async def test_runs_on_one_cluster_do_not_see_each_other(kafka_broker: EmbeddedK
     for settings in (one, other):
         await apply_topics(settings)
     async with running(one), running(other):
-        await produce(one, [*group("g0"), *group("h0", policy="second")])
-        await produce(other, group("g1"))
+        await send(one, [*group("g0"), *group("h0", policy="second")])
+        await send(other, group("g1"))
         assert await steps_of(one, 1) == [("g0",)]
         assert await steps_of(other, 1) == [("g1",)]
     assert {word.reason for word in await everything(one, OUTCOMES)} == {"other_policy"}

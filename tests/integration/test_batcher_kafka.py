@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -13,15 +12,15 @@ from rollmill.codec import encode
 from rollmill.kafka.admin import apply_topics
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.kafka.tables import TableReader
 from rollmill.models import Cut, Disposition, Outcome, PolicyVersion, Trajectory
 from rollmill.stream.runner import run_stages
 from rollmill.stream.task import TaskTools
 from rollmill.telemetry.clock import SystemClock
 from rollmill.telemetry.health import Health
 from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.log import everything, produce
 from rollmill.testing.trajectories import sample_trajectory
-from rollmill.topics import CUTS, OUTCOMES, TRAJECTORIES, Topic, partition_of
+from rollmill.topics import CUTS, OUTCOMES, TRAJECTORIES
 from rollmill.trainer import BatchStream, PolicyPublisher, Step
 from rollmill_batcher.handlers import BatcherStage
 from rollmill_batcher.settings import BatcherSettings
@@ -70,16 +69,8 @@ def members(group: int, now: float) -> list[Trajectory]:
     ]
 
 
-async def produce(settings: BatcherSettings, trajectories: Sequence[Trajectory]) -> None:
-    async with KafkaClients(settings).producer() as producer:
-        for trajectory in trajectories:
-            key = trajectory.session_id.encode()
-            await producer.send_and_wait(
-                TRAJECTORIES.full_name(settings.prefix),
-                encode(trajectory),
-                key,
-                partition=partition_of(key, settings.partitions),
-            )
+async def send(settings: BatcherSettings, trajectories: Sequence[Trajectory]) -> None:
+    await produce(settings, TRAJECTORIES, [(item.session_id, encode(item)) for item in trajectories], headers=())
 
 
 def train(settings: BatcherSettings, count: int) -> list[Step]:
@@ -93,23 +84,10 @@ def train(settings: BatcherSettings, count: int) -> list[Step]:
     return done
 
 
-async def everything(settings: BatcherSettings, topic: Topic) -> list[Any]:
-    found: list[Any] = []
-    stop = asyncio.Event()
-    reader = TableReader(
-        KafkaClients(settings), settings, topic, lambda _, value: found.append(value), lambda *_: pytest.fail("poison")
-    )
-    reading = asyncio.create_task(reader.run(stop))
-    await asyncio.wait_for(reader.caught_up(), WAIT)
-    stop.set()
-    await reading
-    return found
-
-
 async def test_a_trainer_reads_the_same_run_across_a_restart_of_the_batcher(settings: BatcherSettings) -> None:
     now = SystemClock().now()
     sent = [member for group in range(3) for member in members(group, now)]
-    await produce(settings, sent)
+    await send(settings, sent)
     async with running(settings):
         steps = await asyncio.to_thread(train, settings, 1)
     async with running(settings):

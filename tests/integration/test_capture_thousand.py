@@ -18,6 +18,7 @@ from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionS
 from rollmill.telemetry.clock import ManualClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.sink import MemorySink
+from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.server import BACKLOG, serve
@@ -66,14 +67,6 @@ class SlowEngine:
         await writer.wait_closed()
 
 
-class Here:
-    async def end_offsets(self) -> dict[int, int]:
-        return {}
-
-    async def reached(self, ends: object) -> None:
-        del ends
-
-
 @asynccontextmanager
 async def capture(engine: SlowEngine, sink: MemorySink) -> AsyncIterator[int]:
     """Capture behind a real server, with the client for upstreams that it has in production."""
@@ -89,7 +82,7 @@ async def capture(engine: SlowEngine, sink: MemorySink) -> AsyncIterator[int]:
                 Parts(
                     settings=settings,
                     sessions=table,
-                    position=Here(),
+                    position=CaughtUp(),
                     announced=Announced(),
                     sink=sink,
                     upstream=Upstream(client),

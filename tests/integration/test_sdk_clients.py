@@ -24,6 +24,7 @@ from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.engine import ScriptedEngine, decode
 from rollmill.testing.replay import ReplayServer, replay_server
 from rollmill.testing.sink import MemorySink
+from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.engines.asking import EngineKind
@@ -52,14 +53,6 @@ SCHEMA = {
 TOOL = ("get_weather", "The temperature now.", SCHEMA)
 
 
-class Nowhere:
-    async def end_offsets(self) -> dict[int, int]:
-        return {}
-
-    async def reached(self, ends: object) -> None:
-        del ends
-
-
 @dataclass(frozen=True)
 class Capture:
     url: str
@@ -84,7 +77,7 @@ async def running_capture(engine: ScriptedEngine, route: Route | None = None) ->
                 parts = Parts(
                     settings=settings,
                     sessions=sessions,
-                    position=Nowhere(),
+                    position=CaughtUp(),
                     announced=Announced(),
                     sink=sink,
                     upstream=Upstream(http),

@@ -23,6 +23,7 @@ from rollmill.models import PolicyVersion, SessionClosed, SessionOpened, Session
 from rollmill.telemetry.clock import SystemClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.sink import MemorySink
+from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill.trainer.captures import Captures
 from rollmill.trainer.captures import CaptureUnreachableError as TrainerCaptureError
@@ -36,14 +37,6 @@ from rollmill_capture.upstream import Upstream
 from rollmill_capture.versions import Announced
 
 WAIT = 30.0
-
-
-class Here:
-    async def end_offsets(self) -> dict[int, int]:
-        return {}
-
-    async def reached(self, ends: object) -> None:
-        del ends
 
 
 @dataclass
@@ -84,7 +77,7 @@ async def capture(settings: CaptureSettings) -> AsyncIterator[Capture]:
             Parts(
                 settings=public,
                 sessions=table,
-                position=Here(),
+                position=CaughtUp(),
                 announced=announced,
                 sink=made.sink,
                 upstream=Upstream(httpx.AsyncClient()),

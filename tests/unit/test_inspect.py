@@ -174,9 +174,10 @@ def test_a_tokenizer_file(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert pieces_of(str(path))([108, 23, 5, 77]) == ["ba", "d", "␣face", "<77>"]
-    path.write_text("{}", encoding="utf-8")
+    bad = tmp_path / "bad.json"  # a file that was read once is not read again
+    bad.write_text("{}", encoding="utf-8")
     with pytest.raises(InvalidInputError, match="is no tokenizer file"):
-        pieces_of(str(path))
+        pieces_of(str(bad))
 
 
 def the_recording(*events: CompletionEvent) -> Recording:

@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 from rollmill.models import Trace, Trajectory
 from rollmill.strategies import trajectory_of
+from rollmill.strategies.decoding import decoder
 from rollmill_builder.assembly import trace_of
 from rollmill_builder.branches import Branch, CallTree, Siblings
 from rollmill_builder.calls import Call, SortedReplies, by_reason, sorted_replies
 from rollmill_builder.closing import no_completions
 from rollmill_builder.configuration import check_choice, check_count
-from rollmill_builder.decoding import decoder
 from rollmill_builder.ended import CallBuilder, EndedSession
 from rollmill_builder.limits import OverLong, TraceLimit
 from rollmill_builder.parents import CallIndex

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from rollmill.strategies.decoding import Decode
 from rollmill_builder.calls import Call, Ids
-from rollmill_builder.decoding import Decode
 from rollmill_builder.messages import Message, ends_with_text, reasoning_of, reply_change
 
 OnDrift = Literal["repair", "fork", "fork_over_n"]

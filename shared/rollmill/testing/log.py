@@ -10,7 +10,9 @@ from typing import Any
 from aiokafka import ConsumerRecord, TopicPartition
 
 from rollmill.codec import DEAD_LETTER, JSON, Headers, decode, header
+from rollmill.errors import PoisonRecordError
 from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.tables import TableReader
 from rollmill.models import DeadLetterInfo
 from rollmill.settings import KafkaSettings, ServiceSettings
 from rollmill.stream.runner import run_stages
@@ -66,6 +68,23 @@ async def read(settings: KafkaSettings, topic: Topic, done: int | Callable[[list
     finally:
         await consumer.stop()
     return records
+
+
+async def everything(settings: KafkaSettings, topic: Topic) -> list[Any]:
+    """The decoded values of all that is committed now. Raises PoisonRecordError where one cannot be read."""
+    found: list[Any] = []
+    poison: list[PoisonRecordError] = []
+    stop = asyncio.Event()
+    reader = TableReader(
+        KafkaClients(settings), settings, topic, lambda _, value: found.append(value), lambda _, e: poison.append(e)
+    )
+    reading = asyncio.create_task(reader.run(stop))
+    await asyncio.wait_for(reader.caught_up(), PATIENCE)
+    stop.set()
+    await reading
+    if poison:
+        raise poison[0]
+    return found
 
 
 def dead_letter_info(record: ConsumerRecord) -> DeadLetterInfo:

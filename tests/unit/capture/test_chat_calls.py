@@ -25,6 +25,7 @@ from rollmill.telemetry.clock import ManualClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.asgi import AsgiCall
 from rollmill.testing.sink import MemorySink
+from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.sessions import SessionTable
@@ -38,16 +39,6 @@ WAIT = 5.0
 ASK = {"model": "m-test", "messages": [{"role": "user", "content": "2+2?"}], "temperature": 0.7, "top_p": 1}
 STREAM = {**ASK, "stream": True}
 CHAT = "/sessions/s1/v1/chat/completions"
-
-
-class Nowhere:
-    """A table of one process, that has always read everything."""
-
-    async def end_offsets(self) -> dict[int, int]:
-        return {}
-
-    async def reached(self, ends: object) -> None:
-        del ends
 
 
 @dataclass
@@ -68,7 +59,7 @@ class Rig:
             Parts(
                 settings=self.settings,
                 sessions=self.sessions,
-                position=Nowhere(),
+                position=CaughtUp(),
                 announced=self.announced,
                 sink=self.sink,
                 upstream=Upstream(client),

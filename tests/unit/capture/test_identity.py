@@ -18,6 +18,7 @@ from rollmill.telemetry.clock import ManualClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.asgi import AsgiCall
 from rollmill.testing.sink import MemorySink
+from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.auth import Keys, digest_of, presented_key
@@ -33,16 +34,6 @@ WAIT = 5.0
 ALICE, BOB, ADMIN = "key-of-alice", "key-of-bob", "key-of-the-admin"
 KEYS = {"alice": digest_of(ALICE), "bob": digest_of(BOB)}
 CALL = "/v1/chat/completions"
-
-
-class Here:
-    """A table that is always at its end."""
-
-    async def end_offsets(self) -> dict[int, int]:
-        return {}
-
-    async def reached(self, ends: object) -> None:
-        del ends
 
 
 @dataclass
@@ -63,7 +54,7 @@ class Rig:
             Parts(
                 settings=self.settings,
                 sessions=self.table,
-                position=Here(),
+                position=CaughtUp(),
                 announced=Announced(),
                 sink=self.sink,
                 upstream=Upstream(client),

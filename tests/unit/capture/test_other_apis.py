@@ -18,6 +18,7 @@ from rollmill.testing.asgi import AsgiCall
 from rollmill.testing.engine import END, ScriptedEngine, decode, encode, render
 from rollmill.testing.replay import Asked, Played, replay_server
 from rollmill.testing.sink import MemorySink
+from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.engines.asking import EngineKind
@@ -58,14 +59,6 @@ FACES = {
 }
 
 
-class Nowhere:
-    async def end_offsets(self) -> dict[int, int]:
-        return {}
-
-    async def reached(self, ends: object) -> None:
-        del ends
-
-
 @dataclass
 class Rig:
     app: Any
@@ -100,7 +93,7 @@ async def rig(answer: Callable[[Asked], Played], **settings: Any) -> AsyncIterat
             parts = Parts(
                 settings=given,
                 sessions=sessions,
-                position=Nowhere(),
+                position=CaughtUp(),
                 announced=Announced(),
                 sink=sink,
                 upstream=Upstream(client),
@@ -284,7 +277,7 @@ async def test_a_silent_stream_is_kept_alive_while_the_engine_is_asked_for_a_who
         parts = Parts(
             settings=given,
             sessions=sessions,
-            position=Nowhere(),
+            position=CaughtUp(),
             announced=Announced(),
             sink=MemorySink(),
             upstream=Upstream(client),

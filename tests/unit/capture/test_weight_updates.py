@@ -14,6 +14,7 @@ from rollmill.telemetry.clock import ManualClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.asgi import AsgiCall
 from rollmill.testing.sink import MemorySink
+from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.auth import digest_of
@@ -29,14 +30,6 @@ ASK = {"model": "m-test", "messages": [{"role": "user", "content": "2+2?"}], "ma
 CALL = "/sessions/s1/v1/chat/completions"
 ADMIN = "/admin/policies/policy"
 WAIT = 5.0
-
-
-class Here:
-    async def end_offsets(self) -> dict[int, int]:
-        return {}
-
-    async def reached(self, ends: object) -> None:
-        del ends
 
 
 @dataclass
@@ -62,7 +55,7 @@ class Rig:
             Parts(
                 settings=self.settings,
                 sessions=table,
-                position=Here(),
+                position=CaughtUp(),
                 announced=self.announced,
                 sink=self.sink,
                 upstream=Upstream(client, self.pauses),

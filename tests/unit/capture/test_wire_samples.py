@@ -26,6 +26,7 @@ from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.asgi import AsgiCall
 from rollmill.testing.replay import Asked, Played, replay_server
 from rollmill.testing.sink import MemorySink
+from rollmill.testing.tables import CaughtUp
 from rollmill_capture.apis.same import Same
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.engines import ReadChoice, Reading
@@ -210,7 +211,7 @@ async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, i
                 Parts(
                     settings=settings,
                     sessions=sessions,
-                    position=Nowhere(),
+                    position=CaughtUp(),
                     announced=announced,
                     sink=sink,
                     upstream=Upstream(http),
@@ -222,16 +223,6 @@ async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, i
                 text = await call.rest()
         (record,) = sink.of(topics.COMPLETIONS)
         return record, call.status, text, call.headers
-
-
-class Nowhere:
-    """A table of one process, that has always read everything."""
-
-    async def end_offsets(self) -> dict[int, int]:
-        return {}
-
-    async def reached(self, ends: object) -> None:
-        del ends
 
 
 def recorded_as(record: CompletionRecord, status: int, text: bytes, expected: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ Decode = Callable[[list[int]], str]
 def decoder(source: str) -> Decode:
     """``source``: the path of a tokenizer file (tokenizers JSON), or ``module:callable`` that decodes a list of ids.
 
-    A file is read when the first text is needed, and needs the extra ``rollmill[tokenizer]``. Raises ValueError for
-    a file that is not there, and for a callable that cannot be imported.
+    Raises ValueError for a file that is not there, and for a callable that cannot be imported. A file is read when the
+    first text is needed, and needs the extra ``rollmill[tokenizer]``: only then does a bad one raise ValueError.
     """
     module, colon, name = source.partition(":")
     if Path(source).is_file():
@@ -40,6 +40,11 @@ def _imported(module: str, name: str) -> Decode:
 
 @lru_cache(maxsize=8)
 def _tokenizer(path: str) -> Any:
-    from tokenizers import Tokenizer  # noqa: PLC0415  # an optional extra, needed only where a file is configured
-
-    return Tokenizer.from_file(path)
+    try:
+        library: Any = import_module("tokenizers")  # an optional extra, needed only where a file is configured
+    except ImportError as error:
+        raise ValueError("a tokenizer file is read by: pip install 'rollmill[tokenizer]'") from error
+    try:
+        return library.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{path} is no tokenizer file: {error}") from error

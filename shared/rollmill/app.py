@@ -21,6 +21,7 @@ from faststream import FastStream
 from faststream.kafka import KafkaBroker
 
 from rollmill.errors import EXIT_CRASHED, EXIT_DRAINED, EXIT_FATAL, ConfigurationError, FatalError, RetryableError
+from rollmill.failpoints import Failpoints
 from rollmill.kafka.admin import verify_topics
 from rollmill.kafka.clients import KafkaClients, faststream_broker
 from rollmill.settings import ServiceSettings
@@ -62,6 +63,7 @@ class ServiceContext:
     stop: asyncio.Event
     metrics: Metrics
     health: Health
+    failpoints: Failpoints = field(default_factory=Failpoints)
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all tasks and workers have returned."""
     failures: list[BaseException] = field(default_factory=list)
@@ -107,6 +109,7 @@ def _context(service: Service) -> ServiceContext:
         stop=asyncio.Event(),
         metrics=Metrics(service.name),
         health=Health(),
+        failpoints=Failpoints.parse(service.settings.failpoints),
     )
 
 
@@ -159,7 +162,9 @@ async def _working(service: Service, context: ServiceContext, application: FastS
 
 
 async def _work(service: Service, context: ServiceContext, application: FastStream) -> None:
-    tools = TaskTools(context.settings, context.clients, context.clock, context.metrics, context.health)
+    tools = TaskTools(
+        context.settings, context.clients, context.clock, context.metrics, context.health, context.failpoints
+    )
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(run_stages(service.stages, tools, context.stop))

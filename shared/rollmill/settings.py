@@ -6,8 +6,11 @@ import os
 import socket
 from typing import Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rollmill.errors import InvalidInputError
+from rollmill.failpoints import Failpoints
 
 
 class KafkaSettings(BaseSettings):
@@ -32,6 +35,17 @@ class KafkaSettings(BaseSettings):
     the request timeout, or a join after a crash is given up again and again."""
     run: str = "run"
     """Names the training run in batches, cuts and acknowledgements."""
+    failpoints: str = ""
+    """For tests of failures alone: where this program dies, fails or stands still (`rollmill.failpoints`)."""
+
+    @field_validator("failpoints")
+    @classmethod
+    def _known_failpoints(cls, text: str) -> str:
+        try:
+            Failpoints.parse(text)
+        except InvalidInputError as error:
+            raise ValueError(str(error)) from error
+        return text
 
     @model_validator(mode="after")
     def _joins_outlast_dead_members(self) -> Self:

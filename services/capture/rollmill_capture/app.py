@@ -185,7 +185,7 @@ class Program:
         settings = self._settings
         seconds = settings.ack_seconds if settings.spool_dir is None else settings.spool_after_seconds
         async with KafkaLog(context.clients, settings.prefix, seconds) as log, opened_spool(settings) as spool:
-            sink = LogSink(log, spool, context.metrics)
+            sink = LogSink(log, spool, context.metrics, failpoints=context.failpoints)
             draining = asyncio.create_task(sink.drain())
             try:
                 yield sink

@@ -11,6 +11,7 @@ from typing import Protocol
 import structlog
 
 from rollmill.errors import BackpressureError
+from rollmill.failpoints import Failpoint, Failpoints
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import Topic
 from rollmill_capture.log import NotAcknowledgedError, RefusedRecordError
@@ -64,6 +65,7 @@ class LogSink:
     metrics: Metrics
     away: bool = False
     """Kafka did not acknowledge, and nothing has been acknowledged since."""
+    failpoints: Failpoints = field(default_factory=Failpoints)
     _noticed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while there may be something to do for ``drain``."""
 
@@ -72,6 +74,11 @@ class LogSink:
             self._noticed.set()
 
     async def append(self, topic: Topic, key: str, value: bytes) -> None:
+        self.failpoints.reach(Failpoint.CAPTURE_BEFORE_ACKNOWLEDGEMENT)
+        await self._append(topic, key, value)
+        self.failpoints.reach(Failpoint.CAPTURE_AFTER_ACKNOWLEDGEMENT)
+
+    async def _append(self, topic: Topic, key: str, value: bytes) -> None:
         spool = self.spool
         if spool is not None and (self.away or spool.holds(key)):
             await self._put(spool, Spooled(topic.name, key, value))

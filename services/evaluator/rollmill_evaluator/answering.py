@@ -12,6 +12,7 @@ import structlog
 
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
+from rollmill.failpoints import Failpoint, Failpoints
 from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import partition_of
@@ -38,6 +39,7 @@ class Answering:
     partitions: int
     concurrency: int
     """Evaluations at once, for each strategy by itself: a slow one does not take the places of a quick one."""
+    failpoints: Failpoints = field(default_factory=Failpoints)
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _running: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -66,7 +68,9 @@ class Answering:
         places = self._places.setdefault(spec.strategy, asyncio.Semaphore(self.concurrency))
         async with places:
             evaluation = await self.grader.grade(trajectory, digest, spec)
+        self.failpoints.reach(Failpoint.EVALUATOR_BEFORE_PUBLISH)
         await self.publish(trajectory.session_id, wire(evaluation, self.grader.limits.bytes))
+        self.failpoints.reach(Failpoint.EVALUATOR_AFTER_PUBLISH)
         self._count(evaluation, spec)
 
     def _count(self, evaluation: Evaluation, spec: EvaluatorSpec) -> None:

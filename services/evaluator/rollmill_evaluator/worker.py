@@ -33,6 +33,7 @@ async def work(context: ServiceContext) -> None:
         metrics=context.metrics,
         partitions=settings.partitions,
         concurrency=settings.evaluator_concurrency,
+        failpoints=context.failpoints,
     )
     group = Group(
         answering.answer,

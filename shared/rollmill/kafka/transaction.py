@@ -17,6 +17,7 @@ from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 
 from rollmill.codec import Headers
 from rollmill.errors import FencedError
+from rollmill.failpoints import Failpoint, Failpoints
 
 STOP_SECONDS = 5.0
 FENCED_CODES = (47, 90)
@@ -52,9 +53,12 @@ class TransactionFailedError(Exception):
 class Transaction:
     """Sends records, an offset commit and nothing else, atomically."""
 
-    def __init__(self, producer: AIOKafkaProducer, deadline_seconds: float) -> None:
+    def __init__(
+        self, producer: AIOKafkaProducer, deadline_seconds: float, failpoints: Failpoints | None = None
+    ) -> None:
         self._producer = producer
         self._deadline = deadline_seconds
+        self._failpoints = failpoints or Failpoints()
 
     async def run(
         self, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, Offset] | None, group_id: str
@@ -66,21 +70,28 @@ class Transaction:
         try:
             async with asyncio.timeout(self._deadline):
                 await self._producer.begin_transaction()
+                self._failpoints.reach(Failpoint.TRANSACTION_BEFORE_SENDS)
                 written = await self._send(records)
+                self._failpoints.reach(Failpoint.TRANSACTION_AFTER_SENDS)
                 if offsets:
                     await self._producer.send_offsets_to_transaction(dict(offsets), group_id)
+                self._failpoints.reach(Failpoint.TRANSACTION_BEFORE_COMMIT)
                 await self._producer.commit_transaction()
+                self._failpoints.reach(Failpoint.TRANSACTION_AFTER_COMMIT)
         except Exception as error:
             raise translate(error) from error
         return written
 
     async def _send(self, records: Sequence[Outgoing]) -> list[int]:
-        futures = [
-            await self._producer.send(
-                record.topic, record.value, record.key, partition=record.partition, headers=list(record.headers)
+        futures: list[asyncio.Future[Any]] = []
+        for record in records:
+            if futures:
+                self._failpoints.reach(Failpoint.TRANSACTION_BETWEEN_SENDS)
+            futures.append(
+                await self._producer.send(
+                    record.topic, record.value, record.key, partition=record.partition, headers=list(record.headers)
+                )
             )
-            for record in records
-        ]
         results: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import structlog
@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
 from rollmill.errors import FatalError, FencedError
+from rollmill.failpoints import Failpoint, Failpoints
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.transaction import Outgoing, Transaction, TransactionFailedError, abandon, stop_producer
 from rollmill.settings import ServiceSettings
@@ -48,6 +49,7 @@ class TaskTools:
     clock: Clock
     metrics: Metrics
     health: Health
+    failpoints: Failpoints = field(default_factory=Failpoints)
 
 
 class Task(Generic[V]):
@@ -102,7 +104,9 @@ class Task(Generic[V]):
         self._claims += 1
         claim = f"{self._owner}.{self._claims}"
         await self._write([self._changelog(OWNER, claim.encode())])
+        self._tools.failpoints.reach(Failpoint.RESTORE_CLAIMED)
         tail = await read_to_owner(self._tools.clients, self.identity.changelog, self._changelog_next, claim)
+        self._tools.failpoints.reach(Failpoint.RESTORE_READ)
         self._settle(tail)
         await self._seek()
         self._tools.metrics.observe("restore_seconds", time.monotonic() - began)
@@ -236,7 +240,7 @@ class Task(Generic[V]):
 
     async def _write(self, records: Sequence[Outgoing], offsets: dict[TopicPartition, int] | None = None) -> list[int]:
         assert self._producer is not None  # noqa: S101  # opened before anything is written
-        transaction = Transaction(self._producer, self._tools.settings.deadline_seconds)
+        transaction = Transaction(self._producer, self._tools.settings.deadline_seconds, self._tools.failpoints)
         return await transaction.run(records, offsets, self.identity.group_id)
 
     # ---- small things --------------------------------------------------------------------------------------------

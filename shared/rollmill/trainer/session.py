@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from aiokafka.errors import KafkaError
 
 from rollmill.errors import FatalError
+from rollmill.failpoints import Failpoint, Failpoints
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.transaction import Outgoing
 from rollmill.models import BatchHeader, EndOfStream, Record, Rewound
@@ -38,7 +39,8 @@ class RankSession:
         self._clients = KafkaClients(settings)
         self._topic = BATCHES.full_name(settings.prefix)
         name = f"{settings.prefix}trainer.{share.rank}"
-        self._writer = TransactionalWriter(self._clients, name, settings.transaction_timeout_ms)
+        self._failpoints = Failpoints.parse(settings.failpoints)
+        self._writer = TransactionalWriter(self._clients, name, settings.transaction_timeout_ms, self._failpoints)
         self._reader: JoinedReader | None = None
         self._head: asyncio.Task[StepRecords] | None = None
         self._stop = asyncio.Event()
@@ -96,7 +98,9 @@ class RankSession:
         after = state.replace(epoch=verdict.version.epoch, next_step=header.step + 1, offsets=offsets)
         now = self._clock.now()
         closing = [closing_records(each, verdict, now, self._settings) for each in records.headers]
+        self._failpoints.reach(Failpoint.TRAINER_BEFORE_ACK)
         await self._commit([record for records_of_one in closing for record in records_of_one], after)
+        self._failpoints.reach(Failpoint.TRAINER_AFTER_ACK)
 
     async def end_of_stream(self) -> None:
         await self._writer.write([self._event(EndOfStream(run=self._settings.run, at=self._clock.now()))])

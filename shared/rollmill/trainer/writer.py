@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from aiokafka import AIOKafkaProducer, TopicPartition
 
 from rollmill.errors import FatalError, FencedError
+from rollmill.failpoints import Failpoints
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.transaction import Offset, Outgoing, Transaction, TransactionFailedError, abandon, translate
 
@@ -22,9 +23,16 @@ class TransactionalWriter:
     the writer is finished: the trainer starts again from its checkpoint.
     """
 
-    def __init__(self, clients: KafkaClients, transactional_id: str, transaction_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        clients: KafkaClients,
+        transactional_id: str,
+        transaction_timeout_ms: int,
+        failpoints: Failpoints | None = None,
+    ) -> None:
         self._clients = clients
         self.transactional_id = transactional_id
+        self._failpoints = failpoints or Failpoints()
         self.deadline_seconds = transaction_timeout_ms / 1000 * DEADLINE_SHARE
         self._producer: AIOKafkaProducer | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -54,7 +62,8 @@ class TransactionalWriter:
             if self._producer is None:
                 raise FatalError(f"{self.transactional_id}: the writer is closed or failed before")
             try:
-                await Transaction(self._producer, self.deadline_seconds).run(records, offsets, self.transactional_id)
+                transaction = Transaction(self._producer, self.deadline_seconds, self._failpoints)
+                await transaction.run(records, offsets, self.transactional_id)
             except BaseException as error:
                 await self.close()
                 raise self._explained(error) from error

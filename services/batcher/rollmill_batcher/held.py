@@ -122,7 +122,8 @@ def slim(trajectory: Trajectory) -> Trajectory:
 
 
 def _slim_trace(trace: Trace) -> Trace:
-    gone: dict[str, Any] = {"prompt_messages": None, "response_messages": None, "tools": None, "metadata": {}}
+    kept = {} if trace.fingerprint is None else {"fingerprint": trace.fingerprint}
+    gone: dict[str, Any] = {"prompt_messages": None, "response_messages": None, "tools": None, "metadata": kept}
     return trace.model_copy(update=gone)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,11 +43,17 @@ def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rul
         denominators=denominators(rules.learning.weighting, shares, weights),
         **_ages(clock, [trace.trace for trace in traces]),
         packing_efficiency=sum(trace.tokens for trace in traces) / (real * rules.micro_batch.tokens),
+        fingerprints=_fingerprints([trace.trace for trace in traces]),
         table=table_of(traces, weights, places),
         groups=tuple(map(group_row, step)),
     )
     lines = [Line(t.trace, row, t.advantage, weights[row], t.group, t.session) for row, t in enumerate(traces)]
     return tuple(_records(header, lines, places))
+
+
+def _fingerprints(traces: Sequence[Trace]) -> dict[str, int]:
+    counts = Counter(trace.fingerprint for trace in traces)
+    return {name: counts[name] for name in sorted(filter(None, counts))}
 
 
 def _ages(clock: PolicyClock, traces: Sequence[Trace]) -> dict[str, Any]:

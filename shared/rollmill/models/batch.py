@@ -117,6 +117,8 @@ class BatchHeader(Record):
     """Traces by the versions between their newest trained token and the cut, queued steps included."""
     packing_efficiency: FiniteFloat = 1.0
     """Tokens over token budget, over the step's micro-batches."""
+    fingerprints: dict[str, int] = Field(default_factory=dict)
+    """Traces of the step by the digest of tokenizer, chat template and model; those in none of them have no digest."""
     table: tuple[TraceRow, ...] = ()
     groups: tuple[GroupRow, ...] = ()
     """All groups of the step, the same in every rank's header."""

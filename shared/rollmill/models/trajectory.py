@@ -91,6 +91,12 @@ class Trace(Record):
         return int(self.loss_mask.sum())
 
     @property
+    def fingerprint(self) -> str | None:
+        """Digest of tokenizer, chat template and model (RULES A10); None where capture's route names none."""
+        found = self.metadata.get("fingerprint")
+        return found if isinstance(found, str) else None
+
+    @property
     def versions_trained(self) -> dict[PolicyVersion, int]:
         return trained_versions(self.versions, self.loss_mask)
 

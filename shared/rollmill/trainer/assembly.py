@@ -55,6 +55,8 @@ class Expectation:
     world_size: int
     readers: int = 1
     """Ranks of this trainer."""
+    fingerprints: frozenset[str] | None = None
+    """Tokenizer, chat template and model that all traces have to be of; None: any."""
 
     def check(self, header: BatchHeader) -> None:
         for name in ("run", "policy", "rank"):
@@ -63,6 +65,24 @@ class Expectation:
                 raise ConfigurationError(f"the batch is of {name} {found!r}, this stream reads {name} {expected!r}")
         if header.world_size != self.world_size:
             raise OtherWorldSizeError(header.world_size, self.readers)
+        if self.fingerprints is not None:
+            check_fingerprints(header, self.fingerprints)
+
+
+def check_fingerprints(header: BatchHeader, expected: frozenset[str]) -> None:
+    """Raises ConfigurationError where a trace is of another tokenizer, template or model, or does not say of which."""
+    others = {name: count for name, count in header.fingerprints.items() if name not in expected}
+    unknown = len(header.table) - sum(header.fingerprints.values())
+    if not (others or unknown):
+        return
+    came = [f"{count} of {name!r}" for name, count in sorted(others.items())]
+    came += [f"{unknown} without a fingerprint"] if unknown else []
+    raise ConfigurationError(
+        f"step {header.step} is not of the tokenizer, chat template and model that this trainer expects: of its "
+        f"{len(header.table)} traces {', '.join(came)}, expected {', '.join(map(repr, sorted(expected)))}; load the "
+        "model that sampled them, set `fingerprint` on capture's routes to what the engine runs, or name all that may "
+        "come in BatchStream(expect=...)"
+    )
 
 
 class StepAssembler:

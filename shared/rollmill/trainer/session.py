@@ -29,13 +29,22 @@ from rollmill.trainer.writer import TransactionalWriter
 class RankSession:
     """`open` before anything else; `standing` is the position after the last acknowledged step from then on."""
 
-    def __init__(self, settings: KafkaSettings, policy: str, share: Share, prefetch_steps: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        policy: str,
+        share: Share,
+        prefetch_steps: int,
+        clock: Clock,
+        expect: frozenset[str] | None = None,
+    ) -> None:
         self._settings = settings
         self._policy = policy
         self.share = share
         """Assumed to be cut for its own ranks, until a state or the log says otherwise."""
         self._prefetch_steps = prefetch_steps
         self._clock = clock
+        self._expect = expect
         self._clients = KafkaClients(settings)
         self._topic = BATCHES.full_name(settings.prefix)
         name = f"{settings.prefix}trainer.{share.rank}"
@@ -210,7 +219,9 @@ class RankSession:
     async def _reader_from(self, state: StreamState) -> JoinedReader:
         offsets = state.check(run=self._settings.run, share=self.share)
         expected = {
-            number: Expectation(self._settings.run, self._policy, number, self.share.world_size, self.share.ranks)
+            number: Expectation(
+                self._settings.run, self._policy, number, self.share.world_size, self.share.ranks, self._expect
+            )
             for number in self.share.partitions
         }
         reader = JoinedReader(self._clients, self._topic, expected, state.next_step, self._prefetch_steps)

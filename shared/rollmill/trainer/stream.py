@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -50,8 +50,9 @@ class BatchStream:
     rank: starting a second one fences the first (FencedError there). What is not acknowledged is seen again after a
     restart, bit-identical. Not for use from several threads at once, apart from `stop`.
 
-    ``policy``: refuse batches of any other. ``stale``: what the gate at hand-over does. ``timeout``: seconds without a
-    step after which `steps` raises NoBatch; None waits for ever.
+    ``policy``: refuse batches of any other. ``expect``: the fingerprint, or several, of tokenizer, chat template and
+    model; a step with a trace of another one, or of none, is refused (ConfigurationError). ``stale``: what the gate at
+    hand-over does. ``timeout``: seconds without a step after which `steps` raises NoBatch; None waits for ever.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class BatchStream:
         *,
         settings: KafkaSettings | None = None,
         policy: str = "policy",
+        expect: str | Collection[str] | None = None,
         stale: StaleAction | str = StaleAction.MASK,
         prefetch_steps: int = 2,
         timeout: float | None = None,
@@ -74,7 +76,8 @@ class BatchStream:
             )
         self._rank, self._run = rank, settings.run
         share = Share(rank, world_size, world_size)
-        self._session = RankSession(settings, policy, share, prefetch_steps, clock or SystemClock())
+        wanted = None if expect is None else frozenset((expect,) if isinstance(expect, str) else expect)
+        self._session = RankSession(settings, policy, share, prefetch_steps, clock or SystemClock(), wanted)
         self._loop = LoopThread(f"rollmill-batches-{rank}")
         self._stale = StaleAction(stale)
         self._timeout = timeout

@@ -9,7 +9,7 @@ import pytest
 
 from rollmill.errors import ConfigurationError
 from rollmill.kafka.embedded.artifacts import class_path
-from rollmill.kafka.embedded.config import BrokerConfig
+from rollmill.kafka.embedded.config import BrokerConfig, Listener
 from rollmill.kafka.embedded.java import find_java, java_version
 from rollmill.kafka.embedded.lock import LOCK_PATH, ArtifactLock, LockedArtifact, load_lock
 from rollmill.kafka.embedded.ports import Ports, choose_ports
@@ -105,6 +105,13 @@ def test_one_node_serves_on_loopback_and_never_waits_for_replicas() -> None:
     assert {value for key, value in settings.items() if key.endswith(("replication.factor", "min.isr"))} == {"1"}
     assert settings["message.max.bytes"] == settings["replica.fetch.max.bytes"] == "3000000"
     assert settings["auto.create.topics.enable"] == "false"
+
+
+def test_a_further_listener_is_bound_at_one_port_and_told_to_clients_as_another() -> None:
+    settings = properties(BrokerConfig(more_listeners=(Listener(name="BATCHER", port=22_000, advertised_port=23_000),)))
+    assert settings["listeners"].endswith(",BATCHER://127.0.0.1:22000")
+    assert settings["advertised.listeners"].endswith(",BATCHER://127.0.0.1:23000")
+    assert settings["listener.security.protocol.map"].endswith(",BATCHER:PLAINTEXT")
 
 
 def test_test_mode_only_changes_how_soon_things_happen() -> None:

@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from rollmill.kafka.embedded.blocking import running_kafka
 from rollmill.kafka.embedded.broker import EmbeddedKafka
-from rollmill.kafka.embedded.config import BrokerConfig
+from rollmill.kafka.embedded.config import BrokerConfig, Listener
 
-__all__ = ["BrokerConfig", "EmbeddedKafka", "running_kafka"]
+__all__ = ["BrokerConfig", "EmbeddedKafka", "Listener", "running_kafka"]

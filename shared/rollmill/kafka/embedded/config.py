@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 MIB = 2**20
 INTERNAL_PARTITIONS = "4"
 """Of offsets and transaction state. Never changed for storage that exists: Kafka refuses another count."""
+
+
+class Listener(BaseModel):
+    """A further door for clients: those who come in here are told that the broker lives at ``advertised_port``.
+
+    A proxy stands there, so that one client's network can fail alone (RULES C6).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[A-Z][A-Z0-9_]*$")
+    port: PositiveInt
+    advertised_port: PositiveInt
 
 
 class BrokerConfig(BaseModel):
@@ -18,6 +32,8 @@ class BrokerConfig(BaseModel):
 
     port: PositiveInt | None = None
     """For clients. None: a free one, taken again at the next start."""
+    more_listeners: tuple[Listener, ...] = ()
+    """Beside the one at ``port``, all on loopback."""
     message_max_bytes: PositiveInt = 10 * MIB
     """Of one record batch: the registry's largest record, its envelope, and what a dead letter adds."""
     heap_mb: PositiveInt = 512
@@ -43,7 +59,7 @@ class BrokerConfig(BaseModel):
 
     def server_properties(self, *, log_dir: Path, broker_port: int, controller_port: int) -> str:
         """Text of the properties file of one combined broker and controller."""
-        addresses = _addresses(broker_port, controller_port)
+        addresses = _addresses(broker_port, controller_port, self.more_listeners)
         sizes = {
             "log.dirs": str(log_dir),
             "message.max.bytes": str(self.message_max_bytes),
@@ -60,7 +76,6 @@ SINGLE_NODE = {
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "auto.create.topics.enable": "false",
     "default.replication.factor": "1",
     "min.insync.replicas": "1",
@@ -121,10 +136,15 @@ def log4j_properties(log_file: Path) -> str:
     return LOG4J.format(log_file=log_file)
 
 
-def _addresses(broker_port: int, controller_port: int) -> dict[str, str]:
-    listeners = f"PLAINTEXT://127.0.0.1:{broker_port},CONTROLLER://127.0.0.1:{controller_port}"
+def _addresses(broker_port: int, controller_port: int, more: tuple[Listener, ...]) -> dict[str, str]:
+    own = {"PLAINTEXT": broker_port, "CONTROLLER": controller_port}
     return {
-        "listeners": listeners,
-        "advertised.listeners": listeners,
+        "listeners": _doors({**own, **{door.name: door.port for door in more}}),
+        "advertised.listeners": _doors({**own, **{door.name: door.advertised_port for door in more}}),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*own, *(d.name for d in more))),
         "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
     }
+
+
+def _doors(ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())

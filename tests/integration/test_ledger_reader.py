@@ -14,7 +14,7 @@ from rollmill.codec import JSON, Headers, encode, manifest_header
 from rollmill.kafka.admin import apply_topics
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.ledger import Balance, read_balance, settled_balance
+from rollmill.ledger import Balance, LedgerReader, read_balance, settled_balance
 from rollmill.models import (
     BatchHeader,
     Denominators,
@@ -189,6 +189,32 @@ async def test_tombstoned_state_holds_nothing(world: World) -> None:
     await world.hold(STATE_BUILDER, "s1")
     await world.send(STATE_BUILDER, "s1", None)
     assert (await world.balance()).total.lost == TOKENS
+
+
+async def test_a_unit_lost_behind_the_merger_is_lost_although_the_merger_keeps_a_copy(world: World) -> None:
+    await world.capture("s1", "s2")
+    for session in ("s1", "s2"):
+        await world.send(STATE_REWARD_MERGER, f"{session}:1/=", b"copy", (manifest_header(manifest(session)),), 0)
+    assert (await world.balance()).total.pending == 2 * TOKENS
+    went_on = manifest_header(Manifest(session_id="s1"))
+    await world.send(STATE_REWARD_MERGER, "s1:1/evaluations/b", b"grade", (went_on,), 0)
+    found = await world.balance()
+    assert (found.total.pending, found.total.lost) == (TOKENS, TOKENS)
+    await world.hold(TRAJECTORIES, "s1")
+    assert (await world.balance()).total.pending == 2 * TOKENS
+
+
+async def test_a_second_look_reads_on_where_the_first_one_ended(world: World) -> None:
+    reader = LedgerReader(world.settings)
+    await world.capture("s1")
+    await world.hold(BUILT, "s1")
+    assert numbers(await reader.look()) == (TOKENS, 0, 0, TOKENS, 0)
+    await world.say(Disposition.TRAINED, "s1", batch="b0")
+    await world.capture("s2")
+    await world.hold(BUILT, "s2")
+    found = await reader.look()
+    assert numbers(found) == (2 * TOKENS, TOKENS, 0, TOKENS, 0)
+    assert found.balanced
 
 
 async def test_an_acknowledged_step_holds_nothing_and_a_rewound_one_does_again(world: World) -> None:

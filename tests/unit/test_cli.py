@@ -106,11 +106,13 @@ def test_short_arrays_and_texts_stay() -> None:
 
 def test_the_ledger_table_names_reasons_and_the_verdict() -> None:
     balance = Balance()
-    for totals in balance.of(PolicyVersion(0, 3)):
+    for totals in balance.of(PolicyVersion(0, 3), "to_256"):
         totals.captured, totals.trained = 10, 7
         totals.excluded["stale"] = 3
     assert "0:3" in ledger_table(balance)
     assert "excluded (stale): 3" in ledger_table(balance)
+    (length,) = [line.split() for line in ledger_table(balance).splitlines() if "to_256" in line]
+    assert length == ["to_256", "0", "10", "70.0%", "stale", "30.0%"]
     assert ledger_table(balance).endswith("balanced: nothing lost, nothing doubled")
     balance.total.lost = 2
     assert "NOT balanced: lost 2" in ledger_table(balance)

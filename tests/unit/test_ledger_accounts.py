@@ -135,9 +135,30 @@ def test_replies_of_one_session_do_not_mix() -> None:
 def test_what_was_captured_after_the_holdings_were_read_is_not_balanced_yet() -> None:
     accounts = Accounts()
     accounts.book(captured(unit(0, 2)))
-    accounts.book(captured(unit(0, 3, completion="c2")), late=True)
-    accounts.book(excluded(unit(0, 1, completion="c2")), late=True)
-    accounts.book(trained(unit(0, 2)), late=True)
-    found = accounts.balance()
+    seen = accounts.booked
+    accounts.book(captured(unit(0, 3, completion="c2")))
+    accounts.book(excluded(unit(0, 1, completion="c2")))
+    accounts.book(trained(unit(0, 2)))
+    found = accounts.balance(until=seen)
     assert found.balanced
     assert (found.total.captured, found.total.trained) == (2, 2)
+    assert accounts.balance().total.captured == 5
+
+
+def test_a_rule_that_drops_long_sessions_shows_by_length() -> None:
+    accounts = Accounts()
+    for name, length in (("s1", 256), ("s2", 257), ("s3", 70_000)):
+        half = (unit(0, length - 1), unit(length - 1, length))
+        accounts.book(word(Disposition.CAPTURED, *half, session=name))
+        accounts.book(word(Disposition.TRAINED if length < 1000 else Disposition.EXCLUDED, half[0], session=name))
+        accounts.book(word(Disposition.EXCLUDED, half[1], session=name, reason="stale"))
+    found = accounts.balance()
+    rows = {name: (count, totals.trained, totals.excluded.total()) for name, count, totals in found.lengths()}
+    assert rows == {"to_256": (1, 255, 1), "to_1024": (1, 256, 1), "above_65536": (1, 0, 70_000)}
+    assert sum(totals.captured for totals in found.by_length.values()) == found.total.captured
+    assert list(found.as_json()["by_length"]) == list(rows)
+
+
+def test_a_session_is_as_long_as_all_its_calls_together() -> None:
+    found = balance(captured(unit(0, 200)), captured(unit(0, 200, completion="c2")), trained(unit(0, 200)))
+    assert [(name, count) for name, count, _ in found.lengths()] == [("to_1024", 1)]

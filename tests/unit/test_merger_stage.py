@@ -9,6 +9,7 @@ from rollmill.codec import JSON, decode, encode, header, read_manifest
 from rollmill.models import (
     Evaluation,
     EvaluatorSpec,
+    Manifest,
     PolicyVersion,
     Purpose,
     SessionSpec,
@@ -316,3 +317,17 @@ def test_the_units_that_a_waiting_session_holds_are_written_with_its_state(task:
     effects = task.feed(BUILT, built("judge"))
     (delta,) = effects.deltas
     assert delta.manifest == built().manifest
+
+
+def test_what_went_on_is_no_longer_held_although_a_copy_stays() -> None:
+    task: Task = MemoryTask(RewardMergerStage(partitions=PARTITIONS, windows=WINDOWS), partition=HOME)
+    task.feed(BUILT, built("judge", "critic"))
+    (first,) = task.feed(EVALUATIONS, said("e1", outcome_reward=1.0)).deltas
+    (last,) = task.feed(EVALUATIONS, said("e2", "critic", outcome_reward=0.0)).deltas
+    assert first.manifest is None
+    assert last.manifest == Manifest(session_id="s1", attempt=1)
+
+
+def test_a_session_that_waits_for_nothing_is_never_held(task: Task) -> None:
+    (delta,) = task.feed(BUILT, built()).deltas
+    assert delta.manifest is None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, header, manifest_header
 from rollmill.errors import PoisonRecordError
-from rollmill.models import Evaluation, Trajectory
+from rollmill.models import Evaluation, Manifest, Trajectory
 from rollmill.stream import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
 from rollmill.topics import BUILT, EVALUATIONS, STATE_REWARD_MERGER, TRAJECTORIES, partition_of
 from rollmill_reward_merger.fitting import HEADROOM, fit, without_texts
@@ -93,7 +93,8 @@ def _built(state: StateView[Held], trajectory: Trajectory) -> Effects:
     closing = _closing(said)
     if closing is not None:
         return _close(key, digest, said, closing, emits, counts)
-    kept = Delta(key, payload, replaces=True, manifest=trajectory.manifest)
+    # What went on in the same transaction is the next stage's to account for, although a copy stays for revisions.
+    kept = Delta(key, payload, replaces=True, manifest=None if emits else trajectory.manifest)
     return Effects(emits=emits, deltas=(kept,), counts=counts)
 
 
@@ -147,11 +148,13 @@ def _joined(key: str, built: Built, said: tuple[Evaluation, ...], evaluation: Ev
         return _close(key, built.digest, said, evaluation, emits, counts)
     if is_timer(evaluation) and not emits:
         return Effects(counts={"timers_ignored": 1})
-    return Effects(emits=emits, deltas=(_answer(key, evaluation),), counts=counts)
+    return Effects(emits=emits, deltas=(_answer(key, evaluation, went_on=bool(emits)),), counts=counts)
 
 
-def _answer(key: str, evaluation: Evaluation) -> Delta:
-    return Delta(key + EVALUATIONS_OF, pack_evaluation(evaluation))
+def _answer(key: str, evaluation: Evaluation, *, went_on: bool = False) -> Delta:
+    """``went_on``: the trajectory is sent with it; a manifest without units says so to the ledger."""
+    gone = Manifest(session_id=evaluation.session_id, attempt=evaluation.attempt) if went_on else None
+    return Delta(key + EVALUATIONS_OF, pack_evaluation(evaluation), manifest=gone)
 
 
 def _emits(

@@ -5,27 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
+from rollmill.cli.options import AsJson, Bootstrap, Prefix, json_object, kafka_settings, on_kafka
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FatalError, InvalidInputError, RollmillError
-
-T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="From an agent's model calls to training batches.")
 topics_app = typer.Typer(no_args_is_help=True, help="The topics: list, create, verify, describe.")
 app.add_typer(topics_app, name="topics")
-
-Bootstrap = Annotated[
-    str | None,
-    typer.Option("--bootstrap-servers", help="Kafka's address; else ROLLMILL_BOOTSTRAP_SERVERS, else 127.0.0.1:9092."),
-]
-Prefix = Annotated[str | None, typer.Option("--prefix", help="Begins every topic name; else ROLLMILL_PREFIX.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
 
 
 def main() -> None:
@@ -87,9 +78,9 @@ def tail(
     """Print the records of a topic as lines of JSON, decoded, until Ctrl-C."""
     from rollmill.cli.tail import follow  # noqa: PLC0415
 
-    settings = _settings(bootstrap_servers, prefix)
+    settings = kafka_settings(bootstrap_servers, prefix)
     lines = follow(settings, _topic(topic), from_beginning=from_beginning, limit=limit, full=full)
-    _on_kafka(settings, _print_lines(lines))
+    on_kafka(settings, _print_lines(lines))
 
 
 @app.command()
@@ -109,8 +100,8 @@ def inspect(
     """Show why a session became these traces: its calls as a tree, masks by token, breaks, exclusions."""
     from rollmill.cli.inspect.command import Wanted, show  # noqa: PLC0415
 
-    wanted = Wanted(source, attempt, builder, _json_object(config))
-    problems = show(wanted, _settings(bootstrap_servers, prefix), tokenizer, full=full, as_json=as_json)
+    wanted = Wanted(source, attempt, builder, json_object(config))
+    problems = show(wanted, kafka_settings(bootstrap_servers, prefix), tokenizer, full=full, as_json=as_json)
     for problem in problems:
         typer.echo(f"rollmill: {source}, {problem}", err=True)
 
@@ -119,17 +110,18 @@ def inspect(
 def ledger(
     as_json: AsJson = False,
     settle: Annotated[bool, typer.Option("--settle", help="Wait until nothing is pending.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C or settled.")] = False,
     timeout: Annotated[float, typer.Option(help="Longest wait of --settle, in seconds.")] = 60.0,
+    every: Annotated[float | None, typer.Option(help="Seconds between two looks; else 2 with --watch.")] = None,
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
 ) -> None:
     """Balance captured against trained, excluded, dead-lettered and pending. Exit code 1: tokens lost or doubled."""
-    from rollmill.cli.ledger_table import ledger_table  # noqa: PLC0415
-    from rollmill.ledger import read_balance, settled_balance  # noqa: PLC0415
+    from rollmill.cli.ledger import Wanted, run  # noqa: PLC0415
 
-    settings = _settings(bootstrap_servers, prefix)
-    balance = _on_kafka(settings, settled_balance(settings, timeout) if settle else read_balance(settings))
-    typer.echo(json.dumps(balance.as_json()) if as_json else ledger_table(balance))
+    settings = kafka_settings(bootstrap_servers, prefix)
+    pause = every if every is not None else 2.0 if watch else 0.5
+    balance = on_kafka(settings, run(settings, Wanted(as_json, settle, watch, timeout, pause)))
     raise SystemExit(0 if balance.balanced else 1)
 
 
@@ -160,7 +152,7 @@ def list_topics(prefix: Prefix = None) -> None:
     """Print the full name and the meaning of every topic."""
     from rollmill.topics import REGISTRY  # noqa: PLC0415
 
-    settings = _settings(None, prefix)
+    settings = kafka_settings(None, prefix)
     for topic in REGISTRY:
         typer.echo(f"{topic.full_name(settings.prefix):32} {topic.meaning}")
 
@@ -170,7 +162,7 @@ def describe_topic(topic: Annotated[str, typer.Argument(help="Name without the p
     """Print everything that the registry says of one topic, as JSON."""
     from rollmill.cli.topic_files import topic_entry  # noqa: PLC0415
 
-    typer.echo(json.dumps(topic_entry(_topic(topic), _settings(None, None)), indent=2))
+    typer.echo(json.dumps(topic_entry(_topic(topic), kafka_settings(None, None)), indent=2))
 
 
 @topics_app.command("apply")
@@ -178,15 +170,15 @@ def apply_topics(bootstrap_servers: Bootstrap = None, prefix: Prefix = None) -> 
     """Create the missing topics, then verify all of them."""
     from rollmill.kafka import admin  # noqa: PLC0415
 
-    settings = _settings(bootstrap_servers, prefix)
-    created = _on_kafka(settings, admin.apply_topics(settings), verify=False)
+    settings = kafka_settings(bootstrap_servers, prefix)
+    created = on_kafka(settings, admin.apply_topics(settings), verify=False)
     typer.echo("\n".join(f"created: {name}" for name in created) or "nothing to create")
 
 
 @topics_app.command("verify")
 def verify_topics(bootstrap_servers: Bootstrap = None, prefix: Prefix = None) -> None:
     """Compare the topics on the broker with the registry."""
-    _on_kafka(_settings(bootstrap_servers, prefix), asyncio.sleep(0))
+    on_kafka(kafka_settings(bootstrap_servers, prefix), asyncio.sleep(0))
     typer.echo("the topics are as the registry says")
 
 
@@ -196,48 +188,6 @@ def _require_services() -> None:
         raise ConfigurationError(
             f"the services are not installed ({', '.join(missing)}): pip install 'rollmill[services,embedded]'"
         )
-
-
-def _on_kafka(settings: Any, work: Coroutine[Any, Any, T], *, verify: bool = True) -> T:
-    """Run ``work`` on a cluster that answers and has the topics; else ConfigurationError with advice."""
-    from aiokafka.errors import KafkaConnectionError  # noqa: PLC0415
-
-    from rollmill.kafka import admin  # noqa: PLC0415
-
-    async def verified() -> T:
-        if verify:
-            await admin.verify_topics(settings)
-        return await work
-
-    try:
-        return asyncio.run(verified())
-    except KafkaConnectionError as error:
-        raise ConfigurationError(
-            f"Kafka does not answer at {settings.bootstrap_servers}: start it with `rollmill up`, or name it with "
-            "--bootstrap-servers"
-        ) from error
-    finally:
-        work.close()
-
-
-def _settings(bootstrap_servers: str | None, prefix: str | None) -> Any:
-    from rollmill.settings import KafkaSettings  # noqa: PLC0415
-
-    options = {"bootstrap_servers": bootstrap_servers, "prefix": prefix}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    return KafkaSettings(**given)
-
-
-def _json_object(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidInputError(f"this is no JSON: {text!r} ({error})") from error
-    if not isinstance(found, dict):
-        raise InvalidInputError(f"a JSON object is expected, not {text}")
-    return found
 
 
 def _topic(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""The ledger: captured = trained + excluded(reason) + dead-lettered(reason) + pending, per policy version.
+"""The ledger: captured = trained + excluded(reason) + dead-lettered(reason) + pending, per policy version
+and per length of session.
 
 In: the topics alone (`outcomes`, the changelogs, `built`, `trajectories`, `batches`, `acks`). Out: a `Balance`. It
 keeps no state and writes nothing, so it may be asked at any time, of a running system too.
@@ -6,6 +7,6 @@ keeps no state and writes nothing, so it may be asked at any time, of a running 
 
 from rollmill.ledger.accounts import Accounts
 from rollmill.ledger.balance import Balance, Totals
-from rollmill.ledger.reader import read_balance, settled_balance
+from rollmill.ledger.reader import LedgerReader, balances, read_balance, settled_balance
 
-__all__ = ["Accounts", "Balance", "Totals", "read_balance", "settled_balance"]
+__all__ = ["Accounts", "Balance", "LedgerReader", "Totals", "balances", "read_balance", "settled_balance"]

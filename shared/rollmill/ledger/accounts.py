@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rollmill.ledger.balance import Balance, Totals
-from rollmill.ledger.ranges import Ranges, Segment
+from rollmill.ledger.balance import Balance, Totals, bucket_of
+from rollmill.ledger.ranges import Ranges
 from rollmill.models import Disposition, Manifest, Outcome, PolicyVersion, Unit
 
 
@@ -23,14 +23,31 @@ class Reply(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One outcome's word on a range. ``late``: the token was captured after the moment that is balanced."""
+    """One outcome's word on a range."""
 
     disposition: Disposition
     version: PolicyVersion
     reason: str | None = None
-    late: bool = False
     batch_id: str | None = None
     """Of the trainer's words."""
+    number: int = 0
+    """Counts the outcomes in the order of booking."""
+
+
+class History(NamedTuple):
+    """What was said of tokens that share one fate, in order, and whether something holds them."""
+
+    tokens: int
+    entries: tuple[Entry, ...]
+    held: bool
+
+    @property
+    def captures(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.disposition is Disposition.CAPTURED)
+
+    @property
+    def version(self) -> PolicyVersion:
+        return (self.captures or self.entries)[0].version
 
 
 HELD = None
@@ -52,13 +69,16 @@ class Accounts:
     _replies: dict[Reply, Ranges[Mark]] = field(default_factory=dict)
     _said: dict[str, dict[object, str]] = field(default_factory=dict)
     """Ids of dispositions by session and by what they are of, since the session's last reopening."""
+    booked: int = 0
+    """Outcomes taken so far, repeats included."""
 
-    def book(self, outcome: Outcome, *, late: bool = False) -> None:
-        """Book one outcome. ``late``: read after the holdings, so that a capture in it is not balanced yet."""
+    def book(self, outcome: Outcome) -> None:
+        """Book one outcome."""
+        self.booked += 1
         if self._is_repeat(outcome):
             return
         for unit in outcome.units:
-            entry = Entry(outcome.disposition, unit.version, outcome.reason, late, outcome.batch_id)
+            entry = Entry(outcome.disposition, unit.version, outcome.reason, outcome.batch_id, self.booked)
             self._range(outcome.session_id, outcome.attempt, unit).lay(unit.start, unit.stop, entry)
 
     def _is_repeat(self, outcome: Outcome) -> bool:
@@ -73,17 +93,25 @@ class Accounts:
         said[of] = outcome.outcome_id
         return repeat
 
-    def balance(self, held: Iterable[Manifest] = (), rewound: Mapping[str, int] = NEVER) -> Balance:
+    def balance(
+        self, held: Iterable[Manifest] = (), rewound: Mapping[str, int] = NEVER, *, until: int | None = None
+    ) -> Balance:
         """The balance, given what is held: manifests of records, of state and of steps not acknowledged.
 
         ``rewound``: how often trainers took back a batch that they had acknowledged. So many of its words are void:
-        the lineage of the loaded checkpoint counts (RULES R3).
+        the lineage of the loaded checkpoint counts (RULES R3). ``until``: tokens captured by a later outcome than
+        that many are not balanced yet, for they were not there when the holdings were read.
         """
         holdings = _holdings(held)
-        balance = Balance()
-        for reply, ranges in self._replies.items():
-            for segment in _with_holdings(ranges, holdings.get(reply, ())).segments():
-                _settle(balance, segment, rewound)
+        found = [
+            (reply, history)
+            for reply, ranges in self._replies.items()
+            for history in _histories(_with_holdings(ranges, holdings.get(reply, ())), rewound, until)
+        ]
+        lengths = _lengths(found)
+        balance = Balance(sessions=Counter(bucket_of(tokens) for tokens in lengths.values()))
+        for reply, history in found:
+            _settle(balance.of(history.version, bucket_of(lengths[reply.session_id, reply.attempt])), history)
         return balance
 
     def _range(self, session_id: str, attempt: int, unit: Unit) -> Ranges[Mark]:
@@ -107,21 +135,36 @@ def _with_holdings(ranges: Ranges[Mark], units: Iterable[Unit]) -> Ranges[Mark]:
     return both
 
 
-def _settle(balance: Balance, segment: Segment[Mark], rewound: Mapping[str, int]) -> None:
-    """Count one range, whose tokens all have the same history."""
-    entries = _standing([mark for mark in segment.marks if mark is not HELD], rewound)
-    captures = [entry for entry in entries if entry.disposition is Disposition.CAPTURED]
-    if not entries or (captures and captures[0].late):
-        return
-    fate = _fate(entries)
-    for totals in balance.of((captures or entries)[0].version):
+def _histories(ranges: Ranges[Mark], rewound: Mapping[str, int], until: int | None) -> Iterator[History]:
+    """The pieces of one reply within which all tokens have the same history; later captures left out."""
+    for segment in ranges.segments():
+        entries = _standing([mark for mark in segment.marks if mark is not HELD], rewound)
+        history = History(segment.tokens, tuple(entries), HELD in segment.marks)
+        captures = history.captures
+        if entries and not (until is not None and captures and captures[0].number > until):
+            yield history
+
+
+def _lengths(found: Iterable[tuple[Reply, History]]) -> Counter[tuple[str, int]]:
+    """Captured tokens by session and attempt."""
+    lengths: Counter[tuple[str, int]] = Counter()
+    for reply, history in found:
+        if history.captures:
+            lengths[reply.session_id, reply.attempt] += history.tokens
+    return lengths
+
+
+def _settle(counted_in: Iterable[Totals], history: History) -> None:
+    """Count tokens that all have the same history."""
+    fate, captures = _fate(history.entries), history.captures
+    for totals in counted_in:
         if not captures:
-            totals.uncaptured += segment.tokens
+            totals.uncaptured += history.tokens
             continue
-        totals.captured += segment.tokens
-        _count(totals, fate, segment.tokens, held=HELD in segment.marks)
-        if len(captures) > 1 or _open_dispositions(entries) > 1:
-            totals.doubled += segment.tokens
+        totals.captured += history.tokens
+        _count(totals, fate, history.tokens, held=history.held)
+        if len(captures) > 1 or _open_dispositions(history.entries) > 1:
+            totals.doubled += history.tokens
 
 
 def _standing(entries: list[Entry], rewound: Mapping[str, int]) -> list[Entry]:
@@ -139,7 +182,7 @@ def _standing(entries: list[Entry], rewound: Mapping[str, int]) -> list[Entry]:
     return standing
 
 
-def _fate(entries: list[Entry]) -> Entry | None:
+def _fate(entries: Iterable[Entry]) -> Entry | None:
     """The disposition in force: the last one, unless it was reopened."""
     fate: Entry | None = None
     for entry in entries:
@@ -150,7 +193,7 @@ def _fate(entries: list[Entry]) -> Entry | None:
     return fate
 
 
-def _open_dispositions(entries: list[Entry]) -> int:
+def _open_dispositions(entries: Iterable[Entry]) -> int:
     """The largest number of dispositions in force at once; each reopening takes one back."""
     open_now = most = 0
     for entry in entries:

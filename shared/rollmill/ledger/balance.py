@@ -1,12 +1,23 @@
-"""What the ledger says: totals over everything and per policy version."""
+"""What the ledger says: totals over everything, per policy version, and per length of session."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollmill.models import PolicyVersion
+
+LENGTHS = (256, 1024, 4096, 16384, 65536)
+"""Upper bounds of the length buckets, in sampled tokens of a session's attempt, inclusive."""
+BUCKETS = (*(f"to_{bound}" for bound in LENGTHS), f"above_{LENGTHS[-1]}")
+
+
+def bucket_of(tokens: int) -> str:
+    """Name of the bucket that a session with so many captured tokens falls into."""
+    return BUCKETS[bisect_left(LENGTHS, tokens)]
 
 
 @dataclass
@@ -57,6 +68,10 @@ class Balance:
 
     total: Totals = field(default_factory=Totals)
     by_version: dict[PolicyVersion, Totals] = field(default_factory=dict)
+    by_length: dict[str, Totals] = field(default_factory=dict)
+    """By bucket of `bucket_of` the session's captured tokens: a rule that drops long sessions shows here."""
+    sessions: Counter[str] = field(default_factory=Counter)
+    """Attempts of sessions with captured tokens, by bucket."""
     unreadable: int = 0
     """Records of the topic ``outcomes`` that are none; their tokens are in no number."""
 
@@ -64,11 +79,17 @@ class Balance:
     def balanced(self) -> bool:
         return self.total.balanced and not self.unreadable
 
-    def of(self, version: PolicyVersion) -> tuple[Totals, Totals]:
-        """The two totals that a token of ``version`` counts in."""
-        return self.total, self.by_version.setdefault(version, Totals())
+    def of(self, version: PolicyVersion, bucket: str) -> tuple[Totals, ...]:
+        """The totals that a token of ``version`` in a session of that length counts in."""
+        by_version = self.by_version.setdefault(version, Totals())
+        return self.total, by_version, self.by_length.setdefault(bucket, Totals())
+
+    def lengths(self) -> Iterator[tuple[str, int, Totals]]:
+        """Bucket, sessions and totals, the shortest sessions first."""
+        return ((name, self.sessions[name], self.by_length[name]) for name in BUCKETS if name in self.by_length)
 
     def as_json(self) -> dict[str, Any]:
         versions = {str(version): totals.as_json() for version, totals in sorted(self.by_version.items())}
+        lengths = {name: {"sessions": count, **totals.as_json()} for name, count, totals in self.lengths()}
         verdict = {"unreadable": self.unreadable, "balanced": self.balanced}
-        return {**self.total.as_json(), **verdict, "by_version": versions}
+        return {**self.total.as_json(), **verdict, "by_version": versions, "by_length": lengths}

@@ -66,6 +66,12 @@ class StageState:
         else:
             self.live[slot] = manifest
 
+    def held(self) -> Iterator[Manifest]:
+        """The live manifests. Of a session that went on, a copy that stays for revisions holds nothing."""
+        manifests = tuple(self.live.values())
+        gone = {(item.session_id, item.attempt) for item in manifests if not item.units}
+        return (item for item in manifests if (item.session_id, item.attempt) not in gone)
+
     def starts(self, topic: Topic) -> dict[int, int]:
         """Next offset by partition of one input topic."""
         places = ((slot.rpartition("/"), offset) for slot, offset in self.offsets.items())
@@ -82,7 +88,7 @@ async def _stage(log: Log, changelog: Topic, source: Topic | None) -> AsyncItera
     state = StageState()
     async for record in log.read(changelog):
         state.take(record)
-    for manifest in state.live.values():
+    for manifest in state.held() if changelog is STATE_REWARD_MERGER else state.live.values():
         yield manifest
     if source is not None:
         async for record in log.read(source, state.starts(source)):

@@ -1,10 +1,11 @@
-"""The balance of a prefix at one moment, read from its topics."""
+"""The balance of a prefix, read from its topics, once or again and again."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
@@ -20,43 +21,61 @@ from rollmill.topics import OUTCOMES
 PAUSE_SECONDS = 0.5
 
 
-async def read_balance(settings: KafkaSettings) -> Balance:
-    """The balance now. Exact on a running system, too.
+@dataclass
+class LedgerReader:
+    """Looks at a prefix. Outcomes that an earlier look has booked are not read again."""
 
-    Tokens captured when the reading begins are balanced: first the outcomes are read, then what is held, then the
-    outcomes that came meanwhile, for a token that was on its way has either been seen held or has its disposition.
-    """
-    accounts = Accounts()
-    async with Log.open(settings) as log:
-        unreadable = await _book(log, accounts, None)
-        seen = await log.positions()
-        manifests = [manifest async for manifest in held(log)]
-        unreadable += await _book(log, accounts, seen)
-        # Last, because a rewind is written before what is trained again.
-        rewound = await read_rewound(log)
-    balance = accounts.balance(manifests, rewound)
-    balance.unreadable = unreadable
-    return balance
+    settings: KafkaSettings
+    _accounts: Accounts = field(default_factory=Accounts)
+    _positions: Mapping[int, int] | None = None
+    _unreadable: int = 0
+
+    async def look(self) -> Balance:
+        """The balance now. Exact on a running system, too.
+
+        Tokens captured when the reading begins are balanced: first the outcomes are read, then what is held, then
+        the outcomes that came meanwhile, for a token that was on its way has either been seen held or has its
+        disposition.
+        """
+        async with Log.open(self.settings) as log:
+            await self._book(log)
+            seen = self._accounts.booked
+            manifests = [manifest async for manifest in held(log)]
+            await self._book(log)
+            # Last, because a rewind is written before what is trained again.
+            rewound = await read_rewound(log)
+        balance = self._accounts.balance(manifests, rewound, until=seen)
+        balance.unreadable = self._unreadable
+        return balance
+
+    async def _book(self, log: Log) -> None:
+        async for record in log.read(OUTCOMES, self._positions):
+            try:
+                outcome: Outcome = decode(Outcome, record.value, tuple(record.headers))
+            except PoisonRecordError:
+                self._unreadable += 1
+            else:
+                self._accounts.book(outcome)
+        self._positions = await log.positions()
+
+
+async def read_balance(settings: KafkaSettings) -> Balance:
+    """The balance now, see `LedgerReader.look`."""
+    return await LedgerReader(settings).look()
+
+
+async def balances(settings: KafkaSettings, pause: float = PAUSE_SECONDS) -> AsyncIterator[Balance]:
+    """The balance, again and again, with ``pause`` seconds between two looks."""
+    reader = LedgerReader(settings)
+    while True:
+        yield await reader.look()
+        await asyncio.sleep(pause)
 
 
 async def settled_balance(settings: KafkaSettings, timeout: float = 60.0) -> Balance:  # noqa: ASYNC109  # no cancelling
     """The balance once nothing is pending, or as it is after ``timeout`` seconds."""
     until = time.monotonic() + timeout
-    balance = await read_balance(settings)
-    while balance.total.pending and time.monotonic() < until:
-        await asyncio.sleep(PAUSE_SECONDS)
-        balance = await read_balance(settings)
-    return balance
-
-
-async def _book(log: Log, accounts: Accounts, starts: Mapping[int, int] | None) -> int:
-    """Book the outcomes from ``starts`` on; returns how many records cannot be read."""
-    unreadable = 0
-    async for record in log.read(OUTCOMES, starts):
-        try:
-            outcome: Outcome = decode(Outcome, record.value, tuple(record.headers))
-        except PoisonRecordError:
-            unreadable += 1
-        else:
-            accounts.book(outcome, late=starts is not None)
-    return unreadable
+    async for balance in balances(settings):
+        if not balance.total.pending or time.monotonic() >= until:
+            return balance
+    raise RuntimeError("looking at the ledger has no end of its own")

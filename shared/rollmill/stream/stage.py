@@ -63,7 +63,8 @@ class Delta:
     payload: bytes
     replaces: bool = False
     manifest: Manifest | None = None
-    """The units that the delta holds; written as its header, so that the ledger counts them as pending unread."""
+    """The units that the delta holds; written as its header, so that the ledger counts them as pending unread.
+    In ``state.reward-merger`` a manifest without units says that the session's units went on downstream."""
 
 
 @dataclass(frozen=True)

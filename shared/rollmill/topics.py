@@ -205,9 +205,9 @@ ACKS = Topic(
     JSON,
     Partitioning.SINGLE,
     MIB,
-    ("trainer",),
-    ("batcher", "ledger"),
-    "steps acknowledged, rewinds, end of stream",
+    ("trainer", "batcher", "rollmill batches return"),
+    ("batcher", "trainer", "ledger"),
+    "steps acknowledged, rewinds, end of stream, steps returned and laid out anew",
     KEEP_FOR_EVER,
 )
 OUTCOMES = Topic(

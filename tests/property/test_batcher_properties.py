@@ -18,6 +18,7 @@ from rollmill.trainer.wire import WireBatch, read_batch
 from rollmill_batcher.advantages import Grpo
 from rollmill_batcher.handlers import BatcherStage
 from rollmill_batcher.held import Held
+from rollmill_batcher.held import groups as waiting_groups
 from rollmill_batcher.ordering import StepOrder
 from rollmill_batcher.packing import Size, plan
 from rollmill_batcher.rules import Credit, GroupRules, Learning, Rules
@@ -122,7 +123,7 @@ def test_every_token_is_trained_excluded_or_waits(
     found = batches(task)
     trained = sum(int(batch.loss_mask.sum()) for batch in found)
     words = [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, Outcome)]
-    waiting = [member for key, held in task.state.items() if key.startswith("group:") for member in _members(held)]
+    waiting = [member for group in waiting_groups(task.state) for member in group.members]
     assert trained + sum(word.tokens for word in words) + sampled(waiting) == sampled(members)
     assert trained == sum(unit.tokens for row in (found[0].header.table if found else ()) for unit in row.units)
     assert found == [] or trained == found[0].header.denominators.tokens
@@ -233,7 +234,3 @@ def test_packing_places_every_trace_once_within_the_budget(lengths: list[int], r
     assert all(sum(lengths[index] for index in members) <= 50 for share in found for members in share)
     bins = sum(map(len, found))
     assert bins <= ranks * math.ceil((2 * sum(lengths) / 50 + 1) / ranks)
-
-
-def _members(held: Held) -> tuple[Trajectory, ...]:
-    return getattr(held, "members", ())

@@ -132,11 +132,14 @@ def test_nothing_is_cut_and_nothing_written_while_a_group_is_open() -> None:
     assert not task.of(CUTS)
 
 
-def test_trained_members_leave_the_state_and_a_marker_stays() -> None:
+def test_members_leave_the_state_once_their_step_is_acknowledged_and_a_marker_stays() -> None:
     task = task_of()
     feed(task, *pair("g"))
     task.tick(200.0)
-    assert "group:g" not in task.state
+    assert "group:g" in task.state
+    assert len(cuts(task)) == 1
+    acknowledge(task, 0)
+    assert not {"group:g", "step:000000000000"} & {key for key, _ in task.state.items()}
     assert marker(task, "g").state is GroupState.CUT
     assert marker(task, "g").sessions == (("g-a", 1), ("g-b", 1))
     assert not excluded(task)

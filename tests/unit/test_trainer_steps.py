@@ -130,7 +130,14 @@ STATE = StreamState(run="run", epoch=1, next_step=3, offsets={"0": 17}, world_si
 
 
 def test_a_state_survives_as_plain_json_values() -> None:
-    assert STATE.dump() == {"run": "run", "epoch": 1, "next_step": 3, "offsets": {"0": 17}, "world_size": 2}
+    assert STATE.dump() == {
+        "run": "run",
+        "epoch": 1,
+        "next_step": 3,
+        "offsets": {"0": 17},
+        "world_size": 2,
+        "placement": 0,
+    }
     assert StreamState.read(STATE.dump()) == STATE
     assert STATE.check(run="run", share=Share.of(0, 2, 2)) == {0: 17}
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rollmill.models import Cut, Disposition, outcome
 from rollmill.stream import Effects, Emit, StateView
 from rollmill.topics import BATCHES, CUTS, OUTCOMES, REFILLS
 from rollmill_batcher.decisions import Decision, Exclusion
-from rollmill_batcher.groups import Group
+from rollmill_batcher.groups import Group, GroupState
 from rollmill_batcher.held import (
+    CutStep,
     DoneGroup,
     Held,
     done_delta,
     done_groups,
     done_key,
     group_key,
+    group_of,
     groups,
     progress_delta,
     progress_of,
+    step_delta,
 )
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.refills import refill_requests
@@ -53,8 +57,11 @@ def proposed(state: StateView[Held], positions: Mapping[str, int], now: float, r
 
 
 def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rules) -> Effects:
-    """Batches, the cut and the outcomes; the closed groups leave the state, their markers stay."""
+    """Batches, the cut and the outcomes. Closed groups leave the state, those of a step once it is acknowledged; their
+    markers stay.
+    """
     progress = progress_of(state)
+    rules = laid_out(rules, progress)
     recorded = cut.replace(
         batch_id=rules.batch_id(cut.step, cut.sequence) if decision.step else None,
         groups=tuple(group.group.group_id for group in decision.step),
@@ -64,16 +71,19 @@ def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rule
     refills = [Emit(REFILLS, word.group_id, word, partition=0) for word in refill_requests(decision.closed, cut)]
     outcomes = [exclusion_emit(exclusion, cut.now) for exclusion in decision.exclusions]
     deltas = [done_delta(_marker(group, cut)) for group in decision.closed]
-    forgotten = [done_key(done.group_id) for done in done_groups(state) if _is_past(done, cut, rules)]
+    deltas += [step_delta(CutStep(cut=recorded, forks=progress.forks, content=batches[0].content))] if batches else []
+    left = [group.group.group_id for group in decision.closed if group.state is not GroupState.CUT]
+    past = [done.group_id for done in done_groups(state) if _is_past(done, cut, rules)]
+    forgotten = [done_key(group_id) for group_id in past if group_of(state, group_id) is None]
     return Effects(
         emits=(
             Emit(CUTS, _step_key(cut.step), recorded, partition=0),
             *refills,
             *outcomes,
-            *map(_emit(cut.step), batches),
+            *step_emits(cut.step, batches),
         ),
         deltas=(*deltas, progress_delta(_advanced(progress, recorded))),
-        ends=(*(group_key(group.group.group_id) for group in decision.closed), *forgotten),
+        ends=(*map(group_key, left), *forgotten),
         counts=_counts(decision, batches),
     )
 
@@ -123,8 +133,15 @@ def _is_past(done: DoneGroup, cut: Cut, rules: Rules) -> bool:
     return done.at + rules.groups.late_window_seconds < cut.now
 
 
-def _emit(step: int) -> Callable[[MicroBatch], Emit]:
-    return lambda batch: Emit(BATCHES, f"{_step_key(step)}/{batch.number:06d}", batch.payload, partition=batch.rank)
+def step_emits(step: int, batches: Iterable[MicroBatch]) -> list[Emit]:
+    return [
+        Emit(BATCHES, f"{_step_key(step)}/{batch.number:06d}", batch.payload, partition=batch.rank) for batch in batches
+    ]
+
+
+def laid_out(rules: Rules, progress: Progress) -> Rules:
+    """For the ranks that there are since the last return."""
+    return replace(rules, world_size=progress.world_size or rules.world_size, placement=progress.placement)
 
 
 def _step_key(step: int) -> str:

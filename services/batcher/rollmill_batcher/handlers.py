@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rollmill.errors import PoisonRecordError
 from rollmill.models import (
     EndOfStream,
@@ -9,6 +11,8 @@ from rollmill.models import (
     Purpose,
     Rewound,
     StepAcknowledged,
+    StepsPlaced,
+    StepsReturned,
     TrainerEvent,
     Trajectory,
 )
@@ -29,10 +33,13 @@ from rollmill_batcher.held import (
     progress_delta,
     progress_of,
     slim,
+    step_ends,
 )
+from rollmill_batcher.placing import placed_anew
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.rules import Rules
 
+TRAINER_EVENTS = StepAcknowledged | Rewound | EndOfStream | StepsReturned | StepsPlaced
 OTHER_POLICY = "other_policy"
 LATE_FOR_GROUP = "late_for_group"
 
@@ -56,8 +63,8 @@ class BatcherStage(Stage[Held]):
             return self._take(state, value)
         if isinstance(value, PolicyAnnouncement):
             return self._announced(progress_of(state), value)
-        assert isinstance(value, StepAcknowledged | Rewound | EndOfStream)  # noqa: S101  # the three inputs have no other models
-        return self._heard(progress_of(state), value)
+        assert isinstance(value, TRAINER_EVENTS)  # noqa: S101  # the three inputs have no other models
+        return self._heard(state, value)
 
     def apply(self, key: str, value: Held | None, payload: bytes) -> Held:
         return folded(key, value, payload)
@@ -83,11 +90,24 @@ class BatcherStage(Stage[Held]):
             return Effects(counts={"announcements_of_others": 1})
         return _moved(progress, progress.announced(announcement), "announcements")
 
-    def _heard(self, progress: Progress, event: TrainerEvent) -> Effects:
+    def _heard(self, state: StateView[Held], event: TrainerEvent) -> Effects:
         if event.run != self._rules.run:
             return Effects(counts={"trainer_events_of_others": 1})
+        if isinstance(event, StepsReturned):
+            return placed_anew(state, event, self._rules)
+        progress = progress_of(state)
+        if isinstance(event, StepsPlaced):
+            return NOTHING  # its own word
+        if isinstance(event, StepAcknowledged) and event.placement < progress.placement:
+            return Effects(counts={"acknowledgements_of_void_records": 1})
         _check(progress, event)
-        return _moved(progress, progress.heard(event), event.type)
+        return self._released(state, progress, progress.heard(event), event.type)
+
+    def _released(self, state: StateView[Held], before: Progress, after: Progress, name: str) -> Effects:
+        """The groups of steps that are done leave the state."""
+        kept_from = max(after.kept_from, after.acks.acknowledged - self._rules.returnable_steps)
+        moved = _moved(before, after.replace(kept_from=kept_from), name)
+        return replace(moved, ends=step_ends(state, range(after.kept_from, kept_from)))
 
 
 def _refused(trajectory: Trajectory, reason: str, deltas: tuple[Delta, ...] = ()) -> Effects:
@@ -126,7 +146,7 @@ def _moved(before: Progress, after: Progress, name: str) -> Effects:
     return Effects(deltas=deltas, counts={name: 1})
 
 
-def _check(progress: Progress, event: TrainerEvent) -> None:
+def _check(progress: Progress, event: StepAcknowledged | Rewound | EndOfStream) -> None:
     """Raises PoisonRecordError for a word about steps or ranks that do not exist."""
     if isinstance(event, EndOfStream):
         return

@@ -5,13 +5,13 @@ Payloads: a group's delta is a trajectory in MessagePack, with its manifest (wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from rollmill.codec import JSON, decode, encode
-from rollmill.models import EventTime, Identifier, Record, SessionSpec, Trace, Trajectory
+from rollmill.models import Cut, EventTime, Identifier, Record, SessionSpec, Trace, Trajectory
 from rollmill.stream import Delta, StateView
 from rollmill_batcher.groups import Group, GroupState
 from rollmill_batcher.progress import Progress
@@ -19,6 +19,7 @@ from rollmill_batcher.progress import Progress
 PROGRESS = "progress"
 GROUP = "group:"
 DONE = "/done"
+STEP = "step:"
 
 
 class DoneGroup(Record):
@@ -40,7 +41,16 @@ class DoneGroup(Record):
         return self.replace(sessions=tuple(sorted([*self.sessions, (trajectory.session_id, trajectory.attempt)])))
 
 
-Held = Group | DoneGroup | Progress
+class CutStep(Record):
+    """A step whose groups are held until all ranks have acknowledged it: it can be laid out anew (RULES R4)."""
+
+    cut: Cut
+    forks: dict[int, int]
+    content: str
+    """Digest of what it trains, whatever the rank."""
+
+
+Held = Group | DoneGroup | Progress | CutStep
 
 
 def folded(key: str, value: Held | None, payload: bytes) -> Held:
@@ -49,6 +59,8 @@ def folded(key: str, value: Held | None, payload: bytes) -> Held:
         return _progress(payload)
     if key.endswith(DONE):
         return _done(payload)
+    if key.startswith(STEP):
+        return _cut_step(payload)
     member: Trajectory = decode(Trajectory, payload)
     group = value if isinstance(value, Group) else Group(member.group_id)
     return group.joined(member)
@@ -64,6 +76,25 @@ def progress_delta(progress: Progress) -> Delta:
 
 def done_delta(done: DoneGroup) -> Delta:
     return Delta(done_key(done.group_id), encode(done, JSON), replaces=True)
+
+
+def step_delta(step: CutStep) -> Delta:
+    return Delta(step_key(step.cut.step), encode(step, JSON), replaces=True)
+
+
+def step_key(number: int) -> str:
+    return f"{STEP}{number:012d}"
+
+
+def step_of(state: StateView[Held], number: int) -> CutStep | None:
+    value = state.get(step_key(number))
+    return value if isinstance(value, CutStep) else None
+
+
+def step_ends(state: StateView[Held], numbers: Iterable[int]) -> tuple[str, ...]:
+    """Keys of steps and of their groups."""
+    steps = filter(None, (step_of(state, number) for number in numbers))
+    return tuple(key for each in steps for key in (step_key(each.cut.step), *map(group_key, each.cut.groups)))
 
 
 def group_key(group_id: str) -> str:
@@ -90,7 +121,9 @@ def done_of(state: StateView[Held], group_id: str) -> DoneGroup | None:
 
 
 def groups(state: StateView[Held]) -> Iterator[Group]:
-    return (value for _, value in state.items() if isinstance(value, Group))
+    """Those that wait. The groups of a step are held with a marker beside them."""
+    values = (value for _, value in state.items() if isinstance(value, Group))
+    return (group for group in values if done_key(group.group_id) not in state)
 
 
 def done_groups(state: StateView[Held]) -> Iterator[DoneGroup]:
@@ -130,6 +163,11 @@ def _slim_trace(trace: Trace) -> Trace:
 def _progress(payload: bytes) -> Progress:
     progress: Progress = decode(Progress, payload)
     return progress
+
+
+def _cut_step(payload: bytes) -> CutStep:
+    step: CutStep = decode(CutStep, payload)
+    return step
 
 
 def _done(payload: bytes) -> DoneGroup:

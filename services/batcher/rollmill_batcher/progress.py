@@ -12,7 +12,7 @@ from rollmill.models import (
     Record,
     Rewound,
     StepAcknowledged,
-    TrainerEvent,
+    StepsReturned,
 )
 from rollmill_batcher.staleness import PolicyClock
 
@@ -67,6 +67,14 @@ class Progress(Record):
     """Time of the last cut."""
     last_step_at: EventTime = 0.0
     """Time of the last cut that made a step."""
+    kept_from: NonNegativeInt = 0
+    """First step whose groups are held."""
+    placement: NonNegativeInt = 0
+    """How often steps were returned."""
+    world_size: PositiveInt | None = None
+    """Since the last return; None is that of the settings."""
+    answered: str | None = None
+    """The last return."""
 
     @property
     def queued_steps(self) -> int:
@@ -85,7 +93,16 @@ class Progress(Record):
         newest = max(self.policy_version, announcement.version)
         return self.replace(policy_version=newest, forks=dict(sorted(forks.items())))
 
-    def heard(self, event: TrainerEvent) -> Progress:
+    def placed(self, event: StepsReturned, next_step: int) -> Progress:
+        """After a return: no rank of the new world has acknowledged anything from ``next_step`` on."""
+        return self.replace(
+            acks=Acknowledgements(world_size=event.world_size, base=next_step),
+            placement=self.placement + 1,
+            world_size=event.world_size,
+            answered=event.request_id,
+        )
+
+    def heard(self, event: StepAcknowledged | Rewound | EndOfStream) -> Progress:
         """After a word of the trainer. A rewind says that the run goes on, so it takes an end of stream back."""
         if isinstance(event, EndOfStream):
             return self.replace(end_of_stream=True)

@@ -64,6 +64,12 @@ class Rules:
     filtered_log_probs: bool = False
     steps_ahead: int = 1
     world_size: int = 1
+    placement: int = 0
+    """See `BatchHeader.placement`."""
+    most_ranks: int = 2**31
+    """Partitions of ``batches``."""
+    returnable_steps: int = 0
+    """Acknowledged steps whose groups are kept, so that these, too, can be laid out for other ranks."""
     micro_batch: Size = field(default_factory=lambda: Size(16384, MICRO_BATCH_BYTES))
     """Budget of one micro-batch: tokens, and bytes of its tensors."""
     header_bytes: int = HEADER_BYTES

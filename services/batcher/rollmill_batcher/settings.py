@@ -53,7 +53,10 @@ class BatcherSettings(ServiceSettings):
     steps_ahead: PositiveInt = 1
     """Steps cut and not yet acknowledged: more hides latency and costs staleness."""
     world_size: PositiveInt = 1
-    """Data-parallel ranks: partitions of ``batches`` that are written."""
+    """Data-parallel ranks: partitions of ``batches`` that are written. `rollmill batches return` changes it later."""
+    returnable_steps: NonNegativeInt = 0
+    """Acknowledged steps whose groups stay in the state, so that a checkpoint before them can be loaded by another
+    number of ranks. Steps that are not acknowledged always can."""
     micro_batch_tokens: PositiveInt = 16384
     """Most tokens of a micro-batch. A longer trace is excluded as ``too_large``."""
     advantage: str = "grpo"
@@ -118,6 +121,8 @@ class BatcherSettings(ServiceSettings):
             filtered_log_probs=self.accept_filtered_log_probs,
             steps_ahead=self.steps_ahead,
             world_size=self.world_size,
+            most_ranks=self.batch_partitions,
+            returnable_steps=self.returnable_steps,
             micro_batch=Size(self.micro_batch_tokens, MICRO_BATCH_BYTES),
             flush_seconds=self.flush_seconds,
             seed=self.seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class MicroBatch:
     payload: bytes
     tokens: int
     filler: bool
+    content: str
+    """Digest of what the step trains, the same for each of its records and for any number of ranks."""
 
 
 def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rules: Rules) -> tuple[MicroBatch, ...]:
@@ -48,7 +51,16 @@ def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rul
         groups=tuple(map(group_row, step)),
     )
     lines = [Line(t.trace, row, t.advantage, weights[row], t.group, t.session) for row, t in enumerate(traces)]
-    return tuple(_records(header, lines, places))
+    return tuple(_records(header, lines, places, _content(traces, weights)))
+
+
+def _content(traces: Sequence[TrainedTrace], weights: Sequence[float]) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for trace, weight in zip(traces, weights, strict=True):
+        member = trace.member.member
+        name = (member.session_id, member.attempt, trace.verdict.index)
+        digest.update(repr((*name, trace.trace.trained_tokens, weight, trace.advantage)).encode())
+    return digest.hexdigest()
 
 
 def _fingerprints(traces: Sequence[Trace]) -> dict[str, int]:
@@ -74,6 +86,7 @@ def _of_cut(cut: Cut, clock: PolicyClock, rules: Rules) -> dict[str, Any]:
         "step": cut.step,
         "rank": 0,
         "world_size": rules.world_size,
+        "placement": rules.placement,
         "micro_batch": 0,
         "policy_version": cut.policy_version,
         "forks": dict(clock.forks),
@@ -104,7 +117,9 @@ def _trained(step: Sequence[JudgedGroup], by_trace: Advantages, staleness: Stale
     ]
 
 
-def _records(header: BatchHeader, lines: Sequence[Line], places: Sequence[Sequence[Bin]]) -> Iterator[MicroBatch]:
+def _records(
+    header: BatchHeader, lines: Sequence[Line], places: Sequence[Sequence[Bin]], content: str
+) -> Iterator[MicroBatch]:
     shortest = min(lines, key=lambda line: len(line.trace.prompt_ids) + len(line.trace.response_ids))
     for rank, share in enumerate(places):
         for number, members in enumerate(share):
@@ -112,4 +127,4 @@ def _records(header: BatchHeader, lines: Sequence[Line], places: Sequence[Sequen
             named = header.model_copy(update={"rank": rank, "micro_batch": number, "filler": not members})
             tensors = pack(own)
             tokens = sum(row.tokens for row in header.table if (row.rank, row.micro_batch) == (rank, number))
-            yield MicroBatch(rank, number, dump(named, tensors), tokens, filler=not members)
+            yield MicroBatch(rank, number, dump(named, tensors), tokens, not members, content)

@@ -11,12 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
+from rollmill.cli import batches_commands
 from rollmill.cli.options import AsJson, Bootstrap, Prefix, json_object, kafka_settings, on_kafka
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FatalError, InvalidInputError, RollmillError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="From an agent's model calls to training batches.")
 topics_app = typer.Typer(no_args_is_help=True, help="The topics: list, create, verify, describe.")
 app.add_typer(topics_app, name="topics")
+app.add_typer(batches_commands.app, name="batches")
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import orjson
 from rollmill.codec import Headers, decode, read_manifest
 from rollmill.ledger.log import KafkaRecord, Log
 from rollmill.ledger.wire import batch_header
-from rollmill.models import BatchHeader, EndOfStream, Manifest, Rewound, StepAcknowledged
+from rollmill.models import BatchHeader, Manifest, Rewound, StepAcknowledged, StepsPlaced, TrainerEvent
 from rollmill.stream.changelog import POSITION
 from rollmill.topics import (
     ACKS,
@@ -103,16 +103,18 @@ class Acknowledged:
 
     _ranks: dict[tuple[str, int], set[int]] = field(default_factory=dict)
 
-    def take(self, event: StepAcknowledged | Rewound | EndOfStream) -> None:
+    def take(self, event: TrainerEvent) -> None:
         if isinstance(event, StepAcknowledged):
             self._ranks.setdefault((event.run, event.step), set()).add(event.rank)
         if isinstance(event, Rewound):
-            self._take_back(event)
+            self._take_back(event.run, event.next_step, event.rank)
+        if isinstance(event, StepsPlaced):
+            self._take_back(event.run, event.next_step, None)
 
-    def _take_back(self, event: Rewound) -> None:
-        for (run, step), ranks in self._ranks.items():
-            if run == event.run and step >= event.next_step:
-                ranks.intersection_update(() if event.rank is None else ranks - {event.rank})
+    def _take_back(self, run: str, next_step: int, rank: int | None) -> None:
+        for (of_run, step), ranks in self._ranks.items():
+            if of_run == run and step >= next_step:
+                ranks.intersection_update(() if rank is None else ranks - {rank})
 
     def finished(self, header: BatchHeader) -> bool:
         return len(self._ranks.get((header.run, header.step), ())) >= header.world_size
@@ -126,9 +128,10 @@ async def _unacknowledged(log: Log) -> AsyncIterator[Manifest]:
     steps: dict[str, BatchHeader] = {}
     async for record in log.read(BATCHES):
         header = batch_header(record.value or b"")
-        if not acknowledged.finished(header):
-            steps.setdefault(header.batch_id, header)
-    for manifest in _traces(steps):
+        if header.placement >= steps.get(header.batch_id, header).placement:
+            steps[header.batch_id] = header
+    open_steps = {batch_id: header for batch_id, header in steps.items() if not acknowledged.finished(header)}
+    for manifest in _traces(open_steps):
         yield manifest
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rollmill.codec import decode
 from rollmill.ledger.log import Log
-from rollmill.models import EndOfStream, Rewound, StepAcknowledged
+from rollmill.models import Rewound, StepAcknowledged, StepsPlaced, TrainerEvent
 from rollmill.topics import ACKS
 
 
@@ -20,12 +20,12 @@ class Lineage:
     _rewound: Counter[tuple[str, int]] = field(default_factory=Counter)
     """By batch id and rank."""
 
-    def take(self, event: StepAcknowledged | Rewound | EndOfStream) -> None:
+    def take(self, event: TrainerEvent) -> None:
         if isinstance(event, StepAcknowledged):
             self._acknowledged.setdefault((event.run, event.rank), {})[event.step] = event.batch_id
-        if isinstance(event, Rewound):
+        if isinstance(event, Rewound | StepsPlaced):
             for (run, rank), batches in self._acknowledged.items():
-                if run == event.run and event.rank in (None, rank):
+                if run == event.run and (isinstance(event, StepsPlaced) or event.rank in (None, rank)):
                     self._take_back(rank, batches, event.next_step)
 
     def _take_back(self, rank: int, batches: dict[int, str], next_step: int) -> None:

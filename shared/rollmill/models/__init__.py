@@ -16,6 +16,8 @@ from rollmill.models.batch import (
     RefillRequest,
     Rewound,
     StepAcknowledged,
+    StepsPlaced,
+    StepsReturned,
     TraceRow,
     TrainerEvent,
 )
@@ -100,6 +102,8 @@ __all__ = [
     "SessionStatus",
     "StalenessBasis",
     "StepAcknowledged",
+    "StepsPlaced",
+    "StepsReturned",
     "StrategySpec",
     "TokenIds",
     "Trace",

@@ -89,6 +89,8 @@ class BatchHeader(Record):
     world_size: PositiveInt
     micro_batch: NonNegativeInt
     micro_batches: PositiveInt
+    placement: NonNegativeInt = 0
+    """How often the run's steps were returned and laid out anew before: a record of a lower one is void (RULES R4)."""
     filler: bool = False
     """True: only there so that every rank has the same number of micro-batches; nothing in it is trained."""
     policy_version: PolicyVersion
@@ -181,6 +183,8 @@ class StepAcknowledged(Record):
     world_size: PositiveInt
     step: NonNegativeInt
     batch_id: str
+    placement: NonNegativeInt = 0
+    """Of the records that were read."""
     at: EventTime
 
 
@@ -203,5 +207,36 @@ class EndOfStream(Record):
     at: EventTime
 
 
-TrainerEvent = Annotated[StepAcknowledged | Rewound | EndOfStream, Field(discriminator="type")]
+class StepsReturned(Record):
+    """A request to the batcher: lay the steps that are not acknowledged out anew, for other ranks (RULES R4)."""
+
+    type: Literal["returned"] = "returned"
+    run: Identifier
+    request_id: Identifier
+    world_size: PositiveInt
+    next_step: NonNegativeInt | None = None
+    """The first of them; None is the first that not every rank has acknowledged."""
+    offsets: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    """By partition of ``batches`` an offset that nothing of the new layout lies below."""
+    at: EventTime
+
+
+class StepsPlaced(Record):
+    """The batcher's answer, in one transaction with the new records. Steps from ``next_step`` on are open again."""
+
+    type: Literal["placed"] = "placed"
+    run: Identifier
+    request_id: Identifier
+    placement: PositiveInt
+    world_size: PositiveInt
+    next_step: NonNegativeInt
+    steps: NonNegativeInt
+    """How many were laid out anew; each keeps its number, its batch id and its content."""
+    offsets: dict[str, NonNegativeInt]
+    at: EventTime
+
+
+TrainerEvent = Annotated[
+    StepAcknowledged | Rewound | EndOfStream | StepsReturned | StepsPlaced, Field(discriminator="type")
+]
 """Any record of the topic ``acks``."""

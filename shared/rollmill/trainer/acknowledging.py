@@ -42,6 +42,7 @@ def acknowledgement(header: BatchHeader, at: float) -> StepAcknowledged:
         world_size=header.world_size,
         step=header.step,
         batch_id=header.batch_id,
+        placement=header.placement,
         at=at,
     )
 

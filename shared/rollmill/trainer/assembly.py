@@ -55,6 +55,8 @@ class Expectation:
     world_size: int
     readers: int = 1
     """Ranks of this trainer."""
+    placement: int = 0
+    """Records of a lower one are void, and passed over."""
     fingerprints: frozenset[str] | None = None
     """Tokenizer, chat template and model that all traces have to be of; None: any."""
 
@@ -63,6 +65,11 @@ class Expectation:
             found, expected = getattr(header, name), getattr(self, name)
             if found != expected:
                 raise ConfigurationError(f"the batch is of {name} {found!r}, this stream reads {name} {expected!r}")
+        if header.placement > self.placement:
+            raise ConfigurationError(
+                f"steps were returned to the batcher and laid out anew for {header.world_size} ranks while this "
+                "trainer ran: start it again with so many"
+            )
         if header.world_size != self.world_size:
             raise OtherWorldSizeError(header.world_size, self.readers)
         if self.fingerprints is not None:
@@ -94,12 +101,14 @@ class StepAssembler:
         self.next_step = next_step
 
     def feed(self, offset: int, batch: WireBatch) -> StepRecords | None:
-        """The step that this record completes, else None.
+        """The step that this record completes, else None, also for a void record.
 
         Raises ConfigurationError (OtherWorldSizeError) where the batch is not meant for this stream, FatalError where
         a record is missing.
         """
         header = batch.header
+        if header.placement < self._expectation.placement:
+            return None
         self._expectation.check(header)
         if (header.step, header.micro_batch) != (self.next_step, len(self._parts)) or self._differs(header):
             raise FatalError(

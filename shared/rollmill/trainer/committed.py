@@ -25,7 +25,7 @@ async def read_committed(clients: KafkaClients, group_id: str, topic: str) -> St
     """
     found = await list_committed(clients, group_id, topic)
     states = [_parse(metadata, group_id) for _, metadata in found.values()]
-    return max(states, key=lambda state: state.next_step, default=None)
+    return max(states, key=lambda state: (state.placement, state.next_step), default=None)
 
 
 async def list_committed(clients: KafkaClients, group_id: str, topic: str) -> dict[int, tuple[int, str]]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from aiokafka.errors import KafkaError
 
-from rollmill.errors import FatalError
+from rollmill.errors import ConfigurationError, FatalError
 from rollmill.failpoints import Failpoint, Failpoints
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.transaction import Outgoing
-from rollmill.models import BatchHeader, EndOfStream, Record, Rewound
+from rollmill.models import EndOfStream, Record, Rewound, StepsPlaced
 from rollmill.settings import KafkaSettings
 from rollmill.telemetry.clock import Clock
 from rollmill.topics import ACKS, BATCHES
@@ -20,8 +20,9 @@ from rollmill.trainer.assembly import Expectation, StepRecords
 from rollmill.trainer.committed import offsets_of, read_committed
 from rollmill.trainer.gate import Verdict
 from rollmill.trainer.joined_reader import JoinedReader
+from rollmill.trainer.placement import read_placement
 from rollmill.trainer.policies import PolicyHistory, read_history
-from rollmill.trainer.share import OtherWorldSizeError, Share
+from rollmill.trainer.share import OtherWorldSizeError, Share, return_command
 from rollmill.trainer.state import StreamState
 from rollmill.trainer.writer import TransactionalWriter
 
@@ -55,6 +56,7 @@ class RankSession:
         self._stop = asyncio.Event()
         self._state: StreamState | None = None
         self._committed: StreamState | None = None
+        self._placed: StepsPlaced | None = None
 
     @property
     def is_open(self) -> bool:
@@ -143,8 +145,26 @@ class RankSession:
     async def _take_over(self) -> None:
         """Fence the former owner first: what it left open is decided before the committed position is read."""
         await self._writer.start()
+        self._placed = await read_placement(self._clients, self._settings)
         self._committed = await read_committed(self._clients, self._writer.transactional_id, self._topic)
         self._state = self._committed or self._untouched()
+        if self._placed is not None and self._state.placement < self._placed.placement:
+            self._state, self._committed = self._placed_state(self._placed), None
+
+    def _placed_state(self, placed: StepsPlaced, next_step: int | None = None) -> StreamState:
+        """Where the records of the last layout begin. ``next_step``: of a checkpoint, for the advice.
+
+        Raises OtherWorldSizeError where it is for ranks that this trainer's do not divide.
+        """
+        share = Share.of(self.share.rank, self.share.ranks, placed.world_size, next_step)
+        return StreamState(
+            run=self._settings.run,
+            epoch=0 if self._state is None else self._state.epoch,
+            next_step=placed.next_step,
+            offsets={str(number): placed.offsets.get(str(number), 0) for number in share.partitions},
+            world_size=placed.world_size,
+            placement=placed.placement,
+        )
 
     def _untouched(self) -> StreamState:
         """Nothing acknowledged yet: step 0 is awaited, and it is the first in the log or was deleted."""
@@ -170,7 +190,9 @@ class RankSession:
 
     async def _move(self, wanted: StreamState) -> None:
         """Make the log agree with a checkpoint: steps above it are taken back, steps below it are acknowledged."""
-        share = Share.of(self.share.rank, self.share.ranks, wanted.world_size)
+        if self._placed is not None and wanted.placement < self._placed.placement:
+            wanted = await self._translated(wanted, self._placed)
+        share = Share.of(self.share.rank, self.share.ranks, wanted.world_size, wanted.next_step)
         wanted = wanted.narrowed(share)
         wanted.check(run=self._settings.run, share=share)
         self.share = share
@@ -180,17 +202,34 @@ class RankSession:
         if known is None or wanted.next_step < known.next_step:
             await self._commit(self._rewound(wanted) if wanted.next_step or self._committed else [], wanted)
         elif wanted.next_step > known.next_step:
-            passed = await self._headers(known, wanted.next_step - known.next_step)
+            passed = await self._steps(known, wanted.next_step - known.next_step)
             now = self._clock.now()
-            await self._commit([self._event(acknowledgement(each, now), each.rank) for each in passed], wanted)
+            headers = (header for step in passed for header in step.headers)
+            await self._commit([self._event(acknowledgement(each, now), each.rank) for each in headers], wanted)
         self._state = wanted
 
-    async def _headers(self, known: StreamState, count: int) -> list[BatchHeader]:
-        """Of the next steps: another lineage has trained them, and this one went back before them meanwhile."""
+    async def _translated(self, wanted: StreamState, placed: StepsPlaced) -> StreamState:
+        """A checkpoint of void records, in terms of those that are laid out anew. Raises ConfigurationError."""
+        begin = self._placed_state(placed, wanted.next_step)
+        ahead = wanted.next_step - begin.next_step
+        if ahead < 0:
+            raise ConfigurationError(
+                f"the checkpoint is at step {wanted.next_step}, and steps were returned to the batcher only from step "
+                f"{begin.next_step} on: {return_command(self.share.ranks, wanted.next_step)}"
+            )
+        self.share = Share.of(self.share.rank, self.share.ranks, placed.world_size)
+        self._committed = self._committed or begin
+        passed = await self._steps(begin, ahead)
+        here = passed[-1].offsets if passed else {int(number): offset for number, offset in begin.offsets.items()}
+        offsets = {str(number): offset for number, offset in here.items()}
+        return begin.replace(epoch=wanted.epoch, next_step=wanted.next_step, offsets=offsets)
+
+    async def _steps(self, known: StreamState, count: int) -> list[StepRecords]:
+        """The next ones: another lineage has trained them, and this one went back before them meanwhile."""
         reader = await self._reader_from(known)
         try:
             async with asyncio.timeout(self._writer.deadline_seconds):
-                return [header for _ in range(count) for header in (await reader.next_step()).headers]
+                return [await reader.next_step() for _ in range(count)]
         except TimeoutError:
             raise FatalError(f"the state is {count} steps ahead of the log of run {known.run!r}") from None
         finally:
@@ -220,7 +259,13 @@ class RankSession:
         offsets = state.check(run=self._settings.run, share=self.share)
         expected = {
             number: Expectation(
-                self._settings.run, self._policy, number, self.share.world_size, self.share.ranks, self._expect
+                self._settings.run,
+                self._policy,
+                number,
+                self.share.world_size,
+                self.share.ranks,
+                state.placement,
+                self._expect,
             )
             for number in self.share.partitions
         }

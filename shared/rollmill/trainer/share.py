@@ -10,14 +10,20 @@ from rollmill.errors import ConfigurationError
 class OtherWorldSizeError(ConfigurationError):
     """The steps in the log are cut for ``found`` ranks."""
 
-    def __init__(self, found: int, ranks: int) -> None:
+    def __init__(self, found: int, ranks: int, next_step: int | None = None) -> None:
         divisors = ", ".join(str(count) for count in range(1, found + 1) if found % count == 0)
         super().__init__(
             f"the steps in the log are cut for world size {found}, this trainer has {ranks}: start it with a number of "
-            f"ranks that divides {found} ({divisors}), or give the run a prefix of its own and its batcher world size "
-            f"{ranks}"
+            f"ranks that divides {found} ({divisors}), or return the steps that are not acknowledged to the batcher, "
+            f"which lays them out anew: {return_command(ranks, next_step)}"
         )
         self.found = found
+
+
+def return_command(world_size: int, next_step: int | None = None) -> str:
+    """What a person types; ``next_step``: from an older step on than the first that is not acknowledged."""
+    first = "" if next_step is None else f" --from-step {next_step}"
+    return f"`rollmill batches return --world-size {world_size}{first}`"
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,13 @@ class Share:
     world_size: int
 
     @classmethod
-    def of(cls, rank: int, ranks: int, world_size: int) -> Share:
-        """Raises OtherWorldSizeError where the ranks do not divide the world size."""
+    def of(cls, rank: int, ranks: int, world_size: int, next_step: int | None = None) -> Share:
+        """Raises OtherWorldSizeError where the ranks do not divide the world size.
+
+        ``next_step``: of the checkpoint that is loaded, for the advice.
+        """
         if world_size % ranks:
-            raise OtherWorldSizeError(world_size, ranks)
+            raise OtherWorldSizeError(world_size, ranks, next_step)
         return cls(rank, ranks, world_size)
 
     @property

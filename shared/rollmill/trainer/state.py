@@ -22,6 +22,8 @@ class StreamState(Record):
     offsets: dict[str, NonNegativeInt]
     """Next offset by partition of ``batches``."""
     world_size: PositiveInt
+    placement: NonNegativeInt = 0
+    """Of the records that the offsets are of (`BatchHeader.placement`)."""
 
     def dump(self) -> dict[str, Any]:
         """Plain JSON values."""

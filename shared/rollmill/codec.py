@@ -24,6 +24,7 @@ SAFETENSORS = "application/vnd.safetensors"
 CONTENT_TYPE = "content-type"
 MANIFEST = "manifest"
 DEAD_LETTER = "dead-letter"
+DEAD_LETTER_DECISION = "dead-letter-decision"
 
 MAX_BYTES = 64 * 2**20
 """No record that Kafka lets through is larger; a bound for what is decoded."""

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter
 
 from rollmill.models import DeadLetterInfo, Manifest
+from rollmill.models.outcome import DeadLetterDecision
 from rollmill.topics import REGISTRY
 
 VERSION = 1
@@ -19,7 +20,11 @@ BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exc
 
 def event_models() -> dict[str, Any]:
     """Event name to model: the topics' own, the members of their unions, and what travels in headers."""
-    models: dict[str, Any] = {"manifest": Manifest, "dead_letter_info": DeadLetterInfo}
+    models: dict[str, Any] = {
+        "manifest": Manifest,
+        "dead_letter_info": DeadLetterInfo,
+        "dead_letter_decision": DeadLetterDecision,
+    }
     for topic in REGISTRY:
         if topic.model is not None:
             models[topic.schema] = topic.model

@@ -8,11 +8,12 @@ from typing import Any
 import orjson
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
-from rollmill.codec import DEAD_LETTER, SAFETENSORS, decode, header
+from rollmill.codec import DEAD_LETTER, DEAD_LETTER_DECISION, SAFETENSORS, decode, header
 from rollmill.errors import PoisonRecordError
 from rollmill.kafka.clients import KafkaClients
 from rollmill.ledger.wire import batch_header
 from rollmill.models import DeadLetterInfo
+from rollmill.models.outcome import DeadLetterDecision
 from rollmill.settings import KafkaSettings
 from rollmill.topics import DEAD_LETTERS, Topic
 
@@ -58,6 +59,9 @@ def described(topic: Topic, record: ConsumerRecord[bytes, bytes]) -> dict[str, A
     """The value of a record as plain data: decoded, or its size where the topic has no model."""
     headers = tuple(record.headers)
     try:
+        decision = header(headers, DEAD_LETTER_DECISION)
+        if topic is DEAD_LETTERS and decision is not None:
+            return {"decision": decode(DeadLetterDecision, decision).model_dump(mode="json")}
         if topic is DEAD_LETTERS:
             info: DeadLetterInfo = decode(DeadLetterInfo, header(headers, DEAD_LETTER))
             return {"dead_letter": info.model_dump(mode="json"), "bytes": len(record.value or b"")}

@@ -52,6 +52,19 @@ class Log:
                 for record in records:
                     yield record
 
+    async def at(self, topic: Topic, partition: int, offset: int) -> KafkaRecord:
+        """The record at one offset. Raises LookupError where there is none."""
+        place = self.partitions(topic)[partition]
+        self.consumer.assign([place])
+        self.consumer.seek(place, offset)
+        end = (await self.consumer.end_offsets([place]))[place]
+        while await self.consumer.position(place) < end:
+            for record in (await self.consumer.getmany(timeout_ms=POLL_MS, max_records=1)).get(place, ()):
+                if record.offset == offset:
+                    return record
+                raise LookupError(f"{place.topic}/{partition} has no record at offset {offset}")
+        raise LookupError(f"{place.topic}/{partition} ends before offset {offset}")
+
     async def _past(self, ends: Mapping[TopicPartition, int]) -> bool:
         behind = [tp for tp, end in ends.items() if await self.consumer.position(tp) < end]
         return not behind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -76,3 +77,23 @@ class DeadLetterInfo(Record):
     partition: NonNegativeInt
     offset: NonNegativeInt
     headers: tuple[tuple[str, str], ...] = Field(default=(), description="original headers, values as UTF-8 or hex")
+    key: str | None = Field(default=None, description="original key in hex where it differs from this record's own")
+    units_held: bool = False
+    """True: an accepted record holds the units that this one carries, so that its death closed no account."""
+
+
+class DeadLetterDecision(Record):
+    """What a person decided about a dead letter: Kafka header ``dead-letter-decision`` of a record without content.
+
+    It lies in the topic ``dead-letters``, in the partition of the letter that it decides, behind it.
+    """
+
+    decision: Literal["replayed", "dropped"]
+    """``replayed``: the bytes as received were written to the source topic again, in the same transaction."""
+    partition: NonNegativeInt
+    offset: NonNegativeInt
+    """Of the letter, in ``dead-letters``."""
+    by: str = Field(min_length=1)
+    why: str | None = None
+    """None only for a replay."""
+    at: EventTime

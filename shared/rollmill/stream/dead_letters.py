@@ -15,6 +15,7 @@ MAX_ERROR = 2000
 
 def dead_letter(record: InputRecord, stage: str, error: PoisonRecordError) -> Effects:
     """The dead letter of a record: bytes and headers as received, and the outcome of the units it carries."""
+    key = record.key.decode("utf-8", "backslashreplace") or f"{record.topic.name}-{record.partition}"
     info = DeadLetterInfo(
         reason=error.reason,
         error=error.detail[:MAX_ERROR],
@@ -22,10 +23,12 @@ def dead_letter(record: InputRecord, stage: str, error: PoisonRecordError) -> Ef
         topic=record.topic.name,
         partition=record.partition,
         offset=record.offset,
+        key=None if key.encode() == record.key else record.key.hex(),
+        units_held=error.units_held,
     )
     letter = Emit(
         DEAD_LETTERS,
-        key=record.key.decode("utf-8", "backslashreplace") or f"{record.topic.name}-{record.partition}",
+        key=key,
         value=record.value if record.value is not None else b"",
         headers=(*record.headers, (DEAD_LETTER, encode(info, JSON))),
         partition=record.partition,

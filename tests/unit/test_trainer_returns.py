@@ -5,7 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmill.models import Trajectory
+from rollmill.testing.memory import MemoryTask
+from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill.topics import BATCHES, TRAJECTORIES
+from rollmill.trainer.layouts import pack
 from rollmill.trainer.returns import returns
+from rollmill.trainer.wire import read_batch
+from rollmill_batcher.advantages import DrGrpo
+from rollmill_batcher.handlers import BatcherStage
+from rollmill_batcher.held import Held
+from rollmill_batcher.packing import Size
+from rollmill_batcher.rules import Learning, Rules
 
 BOUNDS = np.array([0, 3, 5], np.int32)
 REWARDS = np.array([0.5, -1.0], np.float32)
@@ -13,7 +24,55 @@ REWARDS = np.array([0.5, -1.0], np.float32)
 
 def test_a_return_is_the_sum_of_the_rewards_that_follow_in_its_trace() -> None:
     given_at_tokens = np.array([1, 0, 2, 0, 4], np.float32)
-    assert returns(REWARDS, given_at_tokens, BOUNDS).tolist() == [3, 2, 2, 4, 4]
+    assert returns(REWARDS * 0, given_at_tokens, BOUNDS).tolist() == [3, 2, 2, 4, 4]
+
+
+def test_what_the_rollout_gets_after_the_trace_is_added_to_each_of_its_tokens() -> None:
+    given_at_tokens = np.array([1, 0, 2, 0, 4], np.float32)
+    assert returns(np.array([10, 0.5], np.float32), given_at_tokens, BOUNDS).tolist() == [13, 12, 12, 4.5, 4.5]
+
+
+def rollout(name: str, *values: tuple[float, float] | None) -> Trajectory:
+    """Two sampled tokens in each trace, with these rewards."""
+    traces = [
+        sample_trace(
+            name, (Reply((5, 6)),), prompt=(1,), index=index, token_rewards=given and np.array(given, np.float32)
+        )
+        for index, given in enumerate(values)
+    ]
+    return sample_trajectory(name, 0.25, traces=traces)
+
+
+@pytest.mark.parametrize(("world_size", "tokens"), [(1, 64), (2, 64), (3, 3)])
+def test_returns_go_on_over_the_traces_of_a_rollout_wherever_they_are(world_size: int, tokens: int) -> None:
+    """One rollout has token rewards in two of three traces, the other in none."""
+    rules = Rules(
+        run="run",
+        policy="policy",
+        learning=Learning("dr_grpo", DrGrpo()),
+        groups_per_step=1,
+        world_size=world_size,
+        micro_batch=Size(tokens, 4096),
+    )
+    task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
+    for member in (rollout("a", (1, 2), None, (4, 8)), rollout("b", None, None)):
+        task.feed(TRAJECTORIES, member)
+    task.tick(200.0)
+    found: dict[tuple[str, int], list[float]] = {}
+    for batch in (read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)):
+        packed = pack(batch, np.ones(len(batch.trace_index), np.bool_))
+        for number, row in enumerate(packed.trace_index.tolist()):
+            if row >= 0:
+                start, stop = packed.cu_seqlens[number : number + 2]
+                named = batch.header.table[row]
+                found[named.session_id, named.trace] = packed.returns[start:stop].tolist()
+    assert found == {
+        ("a", 0): [15, 15, 14],
+        ("a", 1): [12, 12, 12],
+        ("a", 2): [12, 12, 8],
+        ("b", 0): [0.25, 0.25, 0.25],
+        ("b", 1): [0.25, 0.25, 0.25],
+    }
 
 
 def test_without_token_rewards_the_reward_counts_at_the_end() -> None:

@@ -50,7 +50,7 @@ def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rul
         table=table_of(traces, weights, places),
         groups=tuple(map(group_row, step)),
     )
-    lines = [Line(t.trace, row, t.advantage, weights[row], t.group, t.session) for row, t in enumerate(traces)]
+    lines = [Line(t.trace, row, t.advantage, weights[row], t.group, t.session, t.later) for row, t in enumerate(traces)]
     return tuple(_records(header, lines, places, _content(traces, weights)))
 
 

@@ -43,6 +43,18 @@ class TrainedTrace:
         return len(self.trace.prompt_ids) + len(self.trace.response_ids)
 
     @property
+    def later(self) -> float:
+        """Reward that the rollout gets after the trace (RULES A5): the token rewards of its later traces, in its order.
+
+        Where no token of the rollout has one, the trace's own reward counts as given at its end.
+        """
+        traces = self.member.member.traces
+        if all(trace.token_rewards is None for trace in traces):
+            return self.trace.reward or 0.0
+        after = [trace.token_rewards for trace in traces[self.verdict.index + 1 :] if trace.token_rewards is not None]
+        return float(sum(rewards.sum(dtype=np.float64) for rewards in after))
+
+    @property
     def size(self) -> Size:
         return Size(self.tokens, record_bytes(self.trace))
 

@@ -35,6 +35,8 @@ class Line:
     weight: float
     group: int = -1
     session: int = -1
+    later: float = 0.0
+    """Reward that the rollout gets after the trace."""
 
 
 def record_bytes(trace: Trace) -> int:
@@ -42,7 +44,7 @@ def record_bytes(trace: Trace) -> int:
     tokens = len(trace.prompt_ids) + len(trace.response_ids)
     rewarded = 4 * tokens * ((trace.token_rewards is not None) + len(trace.extras))
     runs = 12 * (len(trace.versions) + 2) + 8 * (2 * len(trace.turns) + 2)
-    return tokens * TOKEN_BYTES + rewarded + runs + 40
+    return tokens * TOKEN_BYTES + rewarded + runs + 44
 
 
 def pack(lines: Sequence[Line]) -> Tensors:
@@ -62,6 +64,7 @@ def pack(lines: Sequence[Line]) -> Tensors:
         "session_index": np.array([line.session for line in lines], dtype=np.int32),
         "advantages": np.array([line.advantage for line in lines], dtype=np.float32),
         "rewards": np.array([trace.reward or 0.0 for trace in traces], dtype=np.float32),
+        "later_rewards": np.array([line.later for line in lines], dtype=np.float32),
         "loss_weights": np.array([line.weight for line in lines], dtype=np.float32),
         "temperatures": np.array([_temperature(trace) for trace in traces], dtype=np.float32),
     }

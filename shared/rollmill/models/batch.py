@@ -22,6 +22,10 @@ TENSORS: dict[str, tuple[str, str]] = {
     "session_index": ("int32 [N]", "number of the trace's rollout, counted over the step; -1 in a filler"),
     "advantages": ("float32 [N]", "advantage of the trace's rollout, one per trace"),
     "rewards": ("float32 [N]", "reward of the trace"),
+    "later_rewards": (
+        "float32 [N]",
+        "token rewards of the rollout's later traces; the trace's reward where no token of the rollout has one",
+    ),
     "loss_weights": ("float32 [N]", "weight of every trained token of the trace (RULES A1)"),
     "temperatures": ("float32 [N]", "sampling temperature of the trace; 0.0 = unknown"),
     "turn_ids": ("int32 [U, 2]", "runs of (turn, length) over [T]; turn -1 at context"),

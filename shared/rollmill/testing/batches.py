@@ -139,6 +139,7 @@ def _tensors(traces: Sequence[SampleTrace], rows: Sequence[int]) -> dict[str, np
         "trace_index": _array(rows, np.int32),
         "advantages": _array([trace.advantage for trace in traces], np.float32),
         "rewards": _array([trace.reward for trace in traces], np.float32),
+        "later_rewards": _array([trace.reward for trace in traces], np.float32),
         "loss_weights": _array([trace.weight for trace in traces], np.float32),
         "temperatures": _array([1.0 for _ in traces], np.float32),
     }

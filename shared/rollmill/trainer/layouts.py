@@ -119,7 +119,7 @@ def pack(batch: WireBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
         trace_index=batch.trace_index,
         group_index=batch.group_index,
         session_index=batch.session_index,
-        returns=returns(batch.rewards, batch.token_rewards, batch.cu_seqlens),
+        returns=returns(batch.later_rewards, batch.token_rewards, batch.cu_seqlens),
         token_rewards=batch.token_rewards,
         extras=batch.extras,
     )

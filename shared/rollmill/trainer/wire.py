@@ -43,6 +43,7 @@ class WireBatch:
     session_index: npt.NDArray[np.int32]
     advantages: npt.NDArray[np.float32]
     rewards: npt.NDArray[np.float32]
+    later_rewards: npt.NDArray[np.float32]
     loss_weights: npt.NDArray[np.float32]
     temperatures: npt.NDArray[np.float32]
     turn_ids: npt.NDArray[np.int32]

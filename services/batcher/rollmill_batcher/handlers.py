@@ -80,6 +80,8 @@ class BatcherStage(Stage[Held]):
     def _take(self, state: StateView[Held], trajectory: Trajectory) -> Effects:
         if trajectory.spec.policy != self._rules.policy:
             return _refused(trajectory, OTHER_POLICY)
+        if trajectory.spec.purpose is Purpose.EVAL:
+            return _evaluated(trajectory)
         if trajectory.spec.purpose is not Purpose.TRAIN:
             return _refused(trajectory, trajectory.spec.purpose.value)
         done = done_of(state, trajectory.group_id)
@@ -115,6 +117,13 @@ def _refused(trajectory: Trajectory, reason: str, deltas: tuple[Delta, ...] = ()
     exclusion = excluded(trajectory, reason)
     emits = (exclusion_emit(exclusion, trajectory.closed_at),) if exclusion.units else ()
     return Effects(emits, deltas, counts={"trajectories": 1, "tokens_excluded": exclusion.tokens, reason: 1})
+
+
+def _evaluated(trajectory: Trajectory) -> Effects:
+    """Graded and never batched (RULES A7); `rollmill evals` reports it from the topic."""
+    effects = _refused(trajectory, trajectory.spec.purpose.value)
+    grade = "evals_ungraded" if trajectory.outcome_reward is None else "evals_graded"
+    return replace(effects, counts={**effects.counts, grade: 1})
 
 
 def _late(trajectory: Trajectory, done: DoneGroup) -> Effects:

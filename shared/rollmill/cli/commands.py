@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollmill.cli import batches_commands, dlq_commands
+from rollmill.cli import batches_commands, dlq_commands, evals_command
 from rollmill.cli.options import AsJson, Bootstrap, Prefix, json_object, kafka_settings, on_kafka
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FatalError, InvalidInputError, RollmillError
 
@@ -19,6 +19,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="From an agen
 topics_app = typer.Typer(no_args_is_help=True, help="The topics: list, create, verify, describe.")
 app.add_typer(topics_app, name="topics")
 app.add_typer(batches_commands.app, name="batches")
+app.command("evals")(evals_command.evals)
 app.add_typer(dlq_commands.app, name="dlq")
 
 

@@ -20,7 +20,7 @@ from rollmill.models import (
     Outcome,
     PolicyAnnouncement,
     RefillRequest,
-    SessionEntry,
+    SessionRecord,
     TrainerEvent,
     Trajectory,
 )
@@ -96,14 +96,14 @@ COMPLETIONS = Topic(
 SESSIONS = Topic(
     "sessions",
     "session id",
-    SessionEntry,
-    "session_entry",
+    SessionRecord,
+    "session_record",
     JSON,
     Partitioning.SHARED,
     MIB,
     ("capture",),
     ("capture",),
-    "spec and status of each session, for every capture replica",
+    "spec and status of each session, pauses of policies, and signs of life, for every capture replica",
     COMPACTED,
 )
 BUILT = Topic(

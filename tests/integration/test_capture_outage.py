@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,11 +45,17 @@ class Echo:
 
     url: str = ""
     asked: list[int] = field(default_factory=list)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    """Clear it to hold every reply back."""
+
+    def __post_init__(self) -> None:
+        self.open.set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = orjson.loads(await Request(scope, receive).body())
         number = int(body["messages"][-1]["content"])
         self.asked.append(number)
+        await self.open.wait()
         await JSONResponse(_reply(number))(scope, receive, send)
 
 
@@ -213,8 +219,7 @@ async def _work(world: World, http: httpx.AsyncClient, session: str, stop: async
 
 
 async def _ended(world: World, count: int) -> None:
-    while len(world.ended) < count:  # noqa: ASYNC110  # the calls are the event
-        await asyncio.sleep(0.01)
+    await _reached(lambda: len(world.ended) >= count)
 
 
 async def test_capture_killed_with_a_full_spool_sends_it_at_its_next_start(world: World) -> None:
@@ -240,6 +245,42 @@ async def test_capture_killed_with_a_full_spool_sends_it_at_its_next_start(world
             await world.close(http, "s1")
             assert await capture.stopped() == EXIT_DRAINED
     assert counted(world.settings, await records_of(world.settings)) == Counter(world.ended)
+
+
+async def test_calls_in_flight_when_kafka_goes_find_the_room_that_was_kept_for_them(world: World) -> None:
+    """Those that would have had none were refused while Kafka was well, and the engine never saw them."""
+    calls = 100
+    async with (
+        asyncio.timeout(3 * WAIT),
+        world.capture(ROLLMILL_SPOOL_BYTES=str(2_000_000)) as capture,
+        world.client() as http,
+    ):
+        await asyncio.gather(*(world.open(http, f"s{number}") for number in range(4)))
+        world.engine.open.clear()
+        working = [asyncio.create_task(world.call(http, f"s{number % 4}", number + 1)) for number in range(calls)]
+        await _reached(lambda: len(world.engine.asked) + len(world.failed) == calls)
+        assert 10 < len(world.engine.asked) < 40
+        admitted = Counter(world.engine.asked)
+        await world.kafka.kill()
+        world.engine.open.set()
+        await asyncio.gather(*working)
+        assert Counter(world.ended) == admitted
+        assert not admitted & Counter(world.failed)
+        await world.kafka.start()
+        again, world.failed = world.failed, []
+        while again:
+            await world.call(http, "s0", again[-1])
+            if not world.failed:
+                again.pop()
+            world.failed.clear()
+        assert await capture.stopped() == EXIT_DRAINED
+    assert counted(world.settings, await records_of(world.settings)) == Counter(range(1, calls + 1))
+    assert Counter(world.engine.asked) == Counter(range(1, calls + 1))
+
+
+async def _reached(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # the calls are the event
+        await asyncio.sleep(0.01)
 
 
 async def test_what_is_left_in_the_spool_at_sigterm_waits_for_the_next_start(world: World) -> None:

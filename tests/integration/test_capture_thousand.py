@@ -74,7 +74,7 @@ async def capture(engine: SlowEngine, sink: MemorySink) -> AsyncIterator[int]:
     table = SessionTable()
     for number in range(CALLS):
         name = f"s{number}"
-        table.apply(name, SessionEntry(session_id=name, state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0))
+        table.apply(SessionEntry(session_id=name, state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0))
     stop = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         async with make_client(settings) as client:

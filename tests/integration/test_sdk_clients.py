@@ -73,7 +73,7 @@ async def running_capture(engine: ScriptedEngine, route: Route | None = None) ->
             async with make_client(settings) as http:
                 sink, stop, sessions = MemorySink(), asyncio.Event(), SessionTable()
                 opened = SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0)
-                sessions.apply("s", opened)
+                sessions.apply(opened)
                 parts = Parts(
                     settings=settings,
                     sessions=sessions,

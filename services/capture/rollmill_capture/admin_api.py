@@ -9,14 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rollmill.errors import InvalidInputError
-from rollmill.models import PolicyVersion, is_identifier
+from rollmill.codec import JSON, encode
+from rollmill.errors import BackpressureError, InvalidInputError
+from rollmill.models import PauseMode, PolicyGate, PolicyVersion, is_identifier
+from rollmill.topics import SESSIONS
 from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.desk import SessionDesk
+from rollmill_capture.fleet import Fleet
+from rollmill_capture.gates import Gates
 from rollmill_capture.opening import complaints
-from rollmill_capture.pause import PauseMode, Pauses
 from rollmill_capture.replies import RefusalError, json_response
-from rollmill_capture.versions import Announced
+from rollmill_capture.sink import EventSink, NotAcknowledgedError
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -29,7 +32,7 @@ class PauseRequest(BaseModel):
 
     mode: PauseMode = PauseMode.WAIT
     seconds: float = Field(default=60.0, ge=0)
-    """How long to wait for the calls in flight, in mode ``wait``."""
+    """How long to wait for all replicas, and in mode ``wait`` for the calls in flight."""
 
 
 class ResumeRequest(BaseModel):
@@ -45,35 +48,58 @@ class ResumeRequest(BaseModel):
 @dataclass(frozen=True)
 class AdminApi:
     desk: SessionDesk
-    pauses: Pauses
-    announced: Announced
+    gates: Gates
+    fleet: Fleet
+    sink: EventSink
 
     async def pause(self, request: Request) -> Response:
-        """New calls of the policy wait. 200: none is in flight, or they may go on; 202: some still are."""
+        """New calls of the policy wait, at all replicas. 200: all of them know it, and no call is in flight, or those
+        may go on; 202: some replica is not done.
+        """
         policy = self._policy(request)
         asked = _read(PauseRequest, await self._body(request))
-        self.pauses.pause(policy, asked.mode)
-        idle = asked.mode is not PauseMode.WAIT or await self.pauses.idle(policy, asked.seconds)
-        return json_response(self._status(policy), 200 if idle else ACCEPTED)
+        await self._catch_up()
+        gate = self.gates.next(policy, asked.mode)
+        await self._write(gate)
+        reached = await self.fleet.reached(gate, asked.seconds)
+        return json_response(self._status(policy, gate), 200 if reached else ACCEPTED)
 
     async def resume(self, request: Request) -> Response:
-        """Calls go on, with the version that the engines have now."""
+        """Calls go on, at all replicas, with the version that the engines have now."""
         policy = self._policy(request)
         asked = _read(ResumeRequest, await self._body(request))
-        if asked.version is not None:
-            self.announced.learn(policy, asked.version)
-        if asked.cache_reset:
-            self.announced.caches_reset(policy)
-        self.pauses.resume(policy)
+        await self._catch_up()
+        await self._write(self.gates.next(policy, None, asked.version, cache_reset=asked.cache_reset))
         return json_response(self._status(policy))
 
     async def status(self, request: Request) -> Response:
         return json_response(self._status(self._policy(request)))
 
-    def _status(self, policy: str) -> dict[str, Any]:
-        version = list(self.announced.newest(policy))
-        stale = self.announced.caches_may_be_stale(policy)
-        return {"policy": policy, "version": version, "kv_maybe_stale": stale, **self.pauses.status(policy)}
+    async def _catch_up(self) -> None:
+        """So that the next gate comes after those of other replicas."""
+        await self.desk.table.catch_up(self.desk.position, self.desk.lookup_seconds)
+
+    async def _write(self, gate: PolicyGate) -> None:
+        """Here it holds at once, whatever becomes of the log."""
+        self.gates.apply(gate)
+        value = encode(gate, JSON)
+        try:
+            with self.sink.room(len(value)):
+                await self.sink.append(SESSIONS, gate.key, value)
+        except (NotAcknowledgedError, BackpressureError) as error:
+            raise RefusalError(503, f"other replicas may not know of it: {error}; ask again", retry=True) from error
+
+    def _status(self, policy: str, gate: PolicyGate | None = None) -> dict[str, Any]:
+        """``in_flight`` and ``waiting`` count the calls of this replica."""
+        announced = self.gates.announced
+        awaited = {} if gate is None else {"replicas_awaited": self.fleet.awaited(gate)}
+        return {
+            "policy": policy,
+            "version": list(announced.newest(policy)),
+            "kv_maybe_stale": announced.caches_may_be_stale(policy),
+            **self.gates.pauses.status(policy),
+            **awaited,
+        }
 
     def _policy(self, request: Request) -> str:
         self.desk.admin(request)

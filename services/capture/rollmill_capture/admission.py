@@ -27,6 +27,8 @@ from rollmill.models import Disposition, Outcome, PolicyVersion, Purpose, Sessio
 RETRY_SECONDS = 5.0
 UNSEEN_SECONDS = 60.0
 """A closed session of which no tokens are heard for this long had none."""
+MOST_EARLY = 10_000
+"""Sessions outside of groups whose tokens are remembered."""
 
 
 class AdmissionLimits(BaseModel):
@@ -88,6 +90,9 @@ class Admission:
         self._newest = newest
         self._groups: dict[tuple[str, str], _Group] = {}
         self._tokens: dict[str, _Tokens] = {}
+        """Of members of groups."""
+        self._early: dict[str, _Tokens] = {}
+        """Of sessions that are no members, or not known to be: an outcome may be read before its session is."""
 
     def admit(self, session_id: str, spec: SessionSpec, now: float) -> None:
         """Keep the slots of the session's group. Raises NoCapacityError."""
@@ -108,6 +113,10 @@ class Admission:
             )
         self._groups.setdefault(_name(session_id, spec), _Group(spec.group_size, now + spec.deadline_seconds))
 
+    def counts(self, spec: SessionSpec) -> bool:
+        """Whether sessions like this are limited at all."""
+        return self._limits_of(spec) is not None
+
     def withdraw(self, session_id: str, spec: SessionSpec) -> None:
         """A session that was admitted did not open."""
         group = self._groups.get(_name(session_id, spec))
@@ -120,6 +129,7 @@ class Admission:
             return
         name, deadline = _name(entry.session_id, entry.spec), entry.opened_at + entry.spec.deadline_seconds
         if entry.state is SessionState.OPEN:
+            self._tokens.setdefault(entry.session_id, self._early.pop(entry.session_id, _Tokens()))
             group = self._groups.setdefault(name, _Group(entry.spec.group_size, deadline))
             group.closed.pop(entry.session_id, None)
             group.open[entry.session_id] = deadline
@@ -131,11 +141,18 @@ class Admission:
         """What became of some sampled tokens."""
         if not self._groups or outcome.disposition is Disposition.REOPENED:
             return
-        tokens = self._tokens.setdefault(outcome.session_id, _Tokens())
+        tokens = self._tokens.get(outcome.session_id) or self._tokens_before(outcome.session_id)
         if outcome.disposition is Disposition.CAPTURED:
             tokens.captured += outcome.tokens
         else:
             tokens.ended += outcome.tokens
+
+    def _tokens_before(self, session_id: str) -> _Tokens:
+        """Of a session that is not known to be a member; the longest kept go first."""
+        tokens = self._early.setdefault(session_id, _Tokens())
+        if len(self._early) > MOST_EARLY:
+            del self._early[next(iter(self._early))]
+        return tokens
 
     def start(self) -> None:
         """Everything that was written before is seen: what closed then is not waited for."""
@@ -144,7 +161,7 @@ class Admission:
 
     def capacity(self, policy: str, now: float) -> int:
         """Trajectories of the policy that may start now."""
-        self._forget(now)
+        self.tidy(now)
         limits, version = self._limits[policy], self._newest(policy).version
         groups = [group for (owner, _), group in self._groups.items() if owner == policy]
         waiting = sum(self._waits(session, group.closed[session], now) for group in groups for session in group.closed)
@@ -166,8 +183,8 @@ class Admission:
             return now - closed_at < UNSEEN_SECONDS
         return tokens.ended < tokens.captured
 
-    def _forget(self, now: float) -> None:
-        """Groups that hold nothing any more."""
+    def tidy(self, now: float) -> None:
+        """Forget groups that hold nothing any more."""
         for name, group in list(self._groups.items()):
             waits = any(self._waits(session, at, now) for session, at in group.closed.items())
             if not waits and not group.running(now):

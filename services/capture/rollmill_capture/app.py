@@ -25,10 +25,13 @@ from rollmill.topics import OUTCOMES, POLICIES, SESSIONS
 from rollmill_capture.admin_api import AdminApi
 from rollmill_capture.admission import Admission
 from rollmill_capture.apis.memory import Memory
+from rollmill_capture.board import Board
 from rollmill_capture.call_api import Caller
 from rollmill_capture.capabilities import Engines
 from rollmill_capture.desk import SessionDesk
 from rollmill_capture.fence import Fence
+from rollmill_capture.fleet import Fleet
+from rollmill_capture.gates import Gates
 from rollmill_capture.handlers import make_application
 from rollmill_capture.log import KafkaLog
 from rollmill_capture.pause import Pauses
@@ -43,6 +46,7 @@ from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.sink import EventSink, LogSink
 from rollmill_capture.spool import Spool, open_spool
 from rollmill_capture.surface import call_routes
+from rollmill_capture.sweeper import Sweeper
 from rollmill_capture.upstream import Upstream, make_client
 from rollmill_capture.versions import Announced
 
@@ -69,6 +73,8 @@ class Parts:
     engines: Engines = field(default_factory=Engines)
     admission: Admission | None = None
     """None: everything is admitted."""
+    fleet: Fleet | None = None
+    """None: this replica is the only one."""
 
 
 def assemble(parts: Parts) -> Starlette:
@@ -87,7 +93,8 @@ def assemble(parts: Parts) -> Starlette:
         admission=admission,
         validate=parts.validate,
     )
-    admin = AdminApi(desk, parts.upstream.pauses, parts.announced)
+    fleet = parts.fleet or Fleet(Gates(parts.upstream.pauses, parts.announced), parts.sink, parts.clock)
+    admin = AdminApi(desk, fleet.gates, fleet, parts.sink)
     recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics, parts.engines)
     caller = Caller(
         desk=desk,
@@ -120,8 +127,12 @@ class Program:
         self._sessions = SessionTable()
         self._announced = Announced()
         self._admission = Admission(settings.admission, self._announced.newest)
+        self._pauses = Pauses(settings.pause_seconds)
+        self._board = Board(self._sessions, Gates(self._pauses, self._announced))
         clients = KafkaClients(settings)
-        self._session_reader = TableReader(clients, settings, SESSIONS, self._sessions.apply, _pass_over)
+        self._session_reader = TableReader(
+            clients, settings, SESSIONS, self._board.apply, _pass_over, forget=self._board.forget
+        )
         self._policy_reader = TableReader(clients, settings, POLICIES, self._announced.apply, _pass_over)
         self._outcome_reader = TableReader(clients, settings, OUTCOMES, self._hear, _pass_over, from_end=True)
 
@@ -152,14 +163,41 @@ class Program:
         ):
             if not await _before(context.stop, self._prepared(sink)):
                 return
-            app = assemble(self._parts(context, sink, client, engines))
-            with listen(self._settings) as listener:
-                gc.collect()
-                gc.freeze()  # what is there by now stays: looking through it again would hold up every stream
-                context.health.ready(HTTP)
-                structlog.get_logger().info("capture listens", url=self._settings.public)
-                await serve(app, listener, self._settings, context.stop)
+            fleet = Fleet(self._board.gates, sink, context.clock, self._board.replicas)
+            app = assemble(self._parts(context, sink, client, engines, fleet))
+            async with self._keeping_house(context, sink, fleet):
+                await self._listen(context, app)
             await _emptied(sink, self._settings)
+
+    async def _listen(self, context: ServiceContext, app: Starlette) -> None:
+        with listen(self._settings) as listener:
+            gc.collect()
+            gc.freeze()  # what is there by now stays: looking through it again would hold up every stream
+            context.health.ready(HTTP)
+            structlog.get_logger().info("capture listens", url=self._settings.public)
+            await serve(app, listener, self._settings, context.stop)
+
+    @asynccontextmanager
+    async def _keeping_house(self, context: ServiceContext, sink: LogSink, fleet: Fleet) -> AsyncIterator[None]:
+        """Give signs of life until the last call is done, and tidy up where it is this replica's turn."""
+        sweeper = Sweeper(
+            table=self._sessions,
+            fleet=fleet,
+            admission=self._admission,
+            sink=sink,
+            clock=context.clock,
+            metrics=context.metrics,
+            retention=self._settings.session_retention_seconds,
+        )
+        await fleet.tell()
+        working = [asyncio.create_task(work) for work in (fleet.beat(), sweeper.run())]
+        try:
+            yield
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.wait(working)
+            await fleet.leave()
 
     @asynccontextmanager
     async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[Engines]:
@@ -193,18 +231,26 @@ class Program:
                 draining.cancel()
                 await asyncio.wait((draining,))
 
-    def _parts(self, context: ServiceContext, sink: EventSink, client: httpx.AsyncClient, engines: Engines) -> Parts:
+    def _parts(
+        self,
+        context: ServiceContext,
+        sink: EventSink,
+        client: httpx.AsyncClient,
+        engines: Engines,
+        fleet: Fleet,
+    ) -> Parts:
         return Parts(
             settings=self._settings,
             sessions=self._sessions,
             position=self._session_reader,
             announced=self._announced,
             sink=sink,
-            upstream=Upstream(client, Pauses(self._settings.pause_seconds), Places(self._settings.backoff_seconds)),
+            upstream=Upstream(client, self._pauses, Places(self._settings.backoff_seconds)),
             clock=context.clock,
             metrics=context.metrics,
             engines=engines,
             admission=self._admission,
+            fleet=fleet,
         )
 
 

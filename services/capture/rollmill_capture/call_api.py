@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from rollmill.errors import InvalidInputError
+from rollmill.errors import BackpressureError, InvalidInputError
 from rollmill.models import CallKind, SessionEntry
 from rollmill_capture.apis.answer import Api
 from rollmill_capture.apis.memory import Memory
@@ -83,7 +83,10 @@ class CallEndpoint:
         call = await self._call(entry, request, await read_body(request, caller.request_bytes))
         exchange = Exchange(call, caller.upstream, caller.recorder, client, caller.keep_alive_seconds)
         try:
-            await attend(exchange, client)
+            with exchange.room():
+                await attend(exchange, client)
+        except BackpressureError as error:
+            await exchange.turn_away(error)
         finally:
             self._show_load()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,12 +80,20 @@ class Exchange:
     async def run(self) -> None:
         """Answer the client, whatever happens; a reply that ends normally is in the log before its end is sent."""
         try:
-            with self._recorder.sink.room(room_for(self._call)):
-                await self._run()
+            await self._run()
         except BackpressureError as error:
-            # Before the engine was called: nothing was sampled, and there is nothing to record.
-            self._recorder.metrics.count("turned_away", reason=type(error).__name__)
-            await self._client.reply(RefusalError(503, str(error), retry=True, retry_after=error.retry_after))
+            await self.turn_away(error)
+
+    def room(self) -> AbstractContextManager[None]:
+        """Inside, the call's record has a place, whatever becomes of Kafka (RULES S5): to be held around ``run`` and
+        ``gone``. Raises BackpressureError.
+        """
+        return self._recorder.sink.room(room_for(self._call))
+
+    async def turn_away(self, error: BackpressureError) -> None:
+        """Before the engine was called: nothing was sampled, and there is nothing to record."""
+        self._recorder.metrics.count("turned_away", reason=type(error).__name__)
+        await self._client.reply(RefusalError(503, str(error), retry=True, retry_after=error.retry_after))
 
     async def _run(self) -> None:
         outcome = await self._with_prompt(await self._outcome())

@@ -25,7 +25,7 @@ SETTLED = "rollmill.settled"
 """Key of the scope that the call inside sets when its reply is recorded and whole."""
 KEY_LENGTH = 256
 MOST_KEYS = 100_000
-"""Keys of failed calls that are remembered for their number of attempts."""
+"""Keys that are remembered, for a reply or for the number of attempts."""
 
 
 @dataclass
@@ -61,7 +61,9 @@ class Fence:
         self._room = room
         self._grace = grace
         self._now = now
-        self._turns: OrderedDict[tuple[str, bytes], _Turn] = OrderedDict()
+        self._turns: dict[tuple[str, bytes], _Turn] = {}
+        self._over: OrderedDict[tuple[str, bytes], _Turn] = OrderedDict()
+        """Of them those that have ended, in that order: one that runs for long keeps none of them."""
         self._kept = 0
 
     def around(self, app: ASGIApp, session_of: Callable[[Scope], Awaitable[str | None]]) -> ASGIApp:
@@ -93,7 +95,9 @@ class Fence:
     async def _run(
         self, name: tuple[str, bytes], turn: _Turn, app: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        turn.attempts, turn.running, tape = turn.attempts + 1, True, list[Message]()
+        self._turns[name] = turn
+        self._kept -= self._over.pop(name, _Turn()).size
+        turn.attempts, turn.running, turn.size, tape = turn.attempts + 1, True, 0, list[Message]()
 
         async def taped(message: Message) -> None:
             tape.append(message)
@@ -128,24 +132,26 @@ class Fence:
 
     def _keep(self, name: tuple[str, bytes], turn: _Turn, tape: list[Message] | None) -> None:
         if tape is not None:
-            turn.reply, turn.until = tape, self._now() + self._seconds
-            turn.size = sum(len(message.get("body", b"")) for message in tape)
+            turn.reply, turn.until = _spliced(tape), self._now() + self._seconds
+            turn.size = sum(len(message.get("body", b"")) for message in turn.reply)
             self._kept += turn.size
-        self._turns.move_to_end(name)
+        self._over[name] = turn
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what is too old, and the oldest where all together are too large; never what is in use."""
-        while self._turns:
-            name, turn = next(iter(self._turns.items()))
-            if turn.running or turn.waiting or not self._is_over(turn):
+        """Drop what is too old, and the oldest where all together are too large or too many."""
+        while self._over:
+            name, turn = next(iter(self._over.items()))
+            if not self._is_over(turn):
                 return
             self._kept -= turn.size
-            del self._turns[name]
+            del self._over[name]
+            if self._turns.get(name) is turn:
+                del self._turns[name]
 
     def _is_over(self, turn: _Turn) -> bool:
-        old = turn.until <= self._now() if turn.reply is not None else len(self._turns) > MOST_KEYS
-        return old or self._kept > self._room
+        old = turn.reply is not None and turn.until <= self._now()
+        return old or self._kept > self._room or len(self._over) > MOST_KEYS
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,13 @@ class _Fenced:
             await self.app(_numbered(scope, None), receive, send)
         else:
             await self.fence.enter((session, key[:KEY_LENGTH]), self.app, scope, receive, send)
+
+
+def _spliced(tape: list[Message]) -> list[Message]:
+    """The same reply in two messages: a stream's many small ones would take several times the room of their bytes."""
+    body = b"".join(message.get("body", b"") for message in tape)
+    starts = [message for message in tape if message["type"] == "http.response.start"]
+    return [*starts, {"type": "http.response.body", "body": body, "more_body": False}]
 
 
 async def _moved(waiting: Awaitable[Any], seconds: float | None) -> None:

@@ -14,7 +14,7 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import IllegalOperation, KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 
-from rollmill.codec import CONTENT_TYPE
+from rollmill.codec import CONTENT_TYPE, Headers
 from rollmill.errors import RetryableError
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.transaction import abandon, stop_producer
@@ -57,8 +57,15 @@ class KafkaLog:
         """Returns once all in-sync replicas have the record. Raises NotAcknowledgedError."""
         await self.send_all(((topic, key, value),))
 
+    async def tell(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None:
+        """The same for a record that may be a tombstone, with headers of its own."""
+        await self._send_all([(topic, key, value, headers)])
+
     async def send_all(self, records: Sequence[tuple[str, str, bytes]]) -> None:
         """The same for several, in order. After an error each of them may be there or not."""
+        await self._send_all([(*record, ()) for record in records])
+
+    async def _send_all(self, records: Sequence[tuple[str, str, bytes | None, Headers]]) -> None:
         producer = self._current()
         try:
             async with asyncio.timeout(self._seconds):
@@ -101,9 +108,11 @@ class KafkaLog:
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
-    async def _sent(self, producer: AIOKafkaProducer, topic: str, key: str, value: bytes) -> asyncio.Future[Any]:
+    async def _sent(
+        self, producer: AIOKafkaProducer, topic: str, key: str, value: bytes | None, more: Headers
+    ) -> asyncio.Future[Any]:
         name, headers = self._places[topic]
-        sent: asyncio.Future[Any] = await producer.send(name, value, key.encode(), headers=headers)
+        sent: asyncio.Future[Any] = await producer.send(name, value, key.encode(), headers=[*headers, *more])
         return sent
 
     async def _started(self) -> AIOKafkaProducer:

@@ -1,6 +1,6 @@
 """Weight updates: while a policy is paused, new calls for it wait in front of the engine (RULES A12).
 
-A pause is a state of this replica alone; the trainer tells every replica.
+The gates of one replica; `rollmill_capture.gates` opens and closes them as all replicas have agreed.
 """
 
 from __future__ import annotations
@@ -10,20 +10,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from rollmill.errors import BackpressureError
-
-
-class PauseMode(StrEnum):
-    """What becomes of the calls in flight: ``wait``: the pause is complete when they have ended; ``keep``: they go on
-    while the weights change; ``abort_resume``: the engine aborts them, and they are continued with the new weights.
-    """
-
-    WAIT = "wait"
-    KEEP = "keep"
-    ABORT_RESUME = "abort_resume"
+from rollmill.models import PauseMode
 
 
 class PausedTooLongError(BackpressureError):

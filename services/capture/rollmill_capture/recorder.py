@@ -21,6 +21,8 @@ from rollmill_capture.sink import EventSink
 from rollmill_capture.versions import Announced
 
 MANY_AT_ZERO = 1000
+MOST_WARNINGS = 1000
+"""Clients choose the names of models; after so many different ones only the counters go on."""
 
 
 class RecordTooLargeError(RollmillError):
@@ -118,7 +120,7 @@ class Recorder:
         if kind in ("no_ids", "completion_ids_missing", "prompt_ids_missing"):
             self.metrics.count("ids_missing")
         model = call.served.model
-        if f"{kind} {model}" not in self._warned:
+        if f"{kind} {model}" not in self._warned and len(self._warned) < MOST_WARNINGS:
             self._warned.add(f"{kind} {model}")
             structlog.get_logger().warning(
                 "a reply cannot be trained",

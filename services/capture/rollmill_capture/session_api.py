@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rollmill.codec import JSON, encode
-from rollmill.errors import InvalidInputError
+from rollmill.errors import BackpressureError, InvalidInputError
 from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionSpec, SessionState
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
@@ -112,6 +112,9 @@ class SessionApi:
 
     async def _admitted(self, session_id: str, opening: Opening) -> SessionEntry:
         """Raises RefusalError (429) where the session's group may not start now."""
+        if self.admission.counts(opening.spec):
+            # What other replicas have admitted counts, too: all that is written by now is read first.
+            await self.desk.table.catch_up(self.desk.position, self.desk.lookup_seconds)
         try:
             self.admission.admit(session_id, opening.spec, self.clock.now())
         except NoCapacityError as error:
@@ -140,14 +143,18 @@ class SessionApi:
     async def _with_new_token(self, entry: SessionEntry) -> SessionEntry:
         renewed = entry.replace(token=self.tokens.new(entry.session_id))
         await self._append_entry(renewed)
-        self.desk.table.apply(entry.session_id, renewed)
+        self.desk.table.apply(renewed)
         return renewed
 
     async def _append_entry(self, entry: SessionEntry) -> None:
+        value = encode(entry, JSON)
         try:
-            await self.sink.append(SESSIONS, entry.session_id, encode(entry, JSON))
+            with self.sink.room(len(value)):
+                await self.sink.append(SESSIONS, entry.session_id, value)
         except NotAcknowledgedError as error:
             raise RefusalError(503, f"{error}; ask again", retry=True) from error
+        except BackpressureError as error:
+            raise RefusalError(503, str(error), retry=True, retry_after=error.retry_after) from error
 
     async def _idle(self, session_id: str) -> None:
         try:
@@ -167,21 +174,25 @@ class SessionApi:
         event = self.unsure.again(
             SessionClosed(session_id=session_id, attempt=entry.attempt, at=self.clock.now(), **closing.fields)
         )
-        closed = entry.replace(state=SessionState.CLOSED, closing=closing.digest)
+        closed = entry.replace(state=SessionState.CLOSED, closing=closing.digest, closed_at=event.at)
         await self._write(event, closed)
         self.metrics.count("sessions_closed", status=event.status.value)
         return closed
 
     async def _write(self, event: SessionOpened | SessionClosed, entry: SessionEntry) -> None:
         """First the event, then the entry: who finds the entry can rely on the event."""
+        told, written = encode(event), encode(entry, JSON)
         try:
-            await self.sink.append(COMPLETIONS, event.session_id, encode(event))
-            await self.sink.append(SESSIONS, entry.session_id, encode(entry, JSON))
+            with self.sink.room(len(told) + len(written)):
+                await self.sink.append(COMPLETIONS, event.session_id, told)
+                await self.sink.append(SESSIONS, entry.session_id, written)
         except NotAcknowledgedError as error:
             self.unsure.keep(event)
             raise RefusalError(503, f"{error}; ask again", retry=True) from error
+        except BackpressureError as error:
+            raise RefusalError(503, str(error), retry=True, retry_after=error.retry_after) from error
         self.unsure.forget(event)
-        self.desk.table.apply(entry.session_id, entry)
+        self.desk.table.apply(entry)
 
     def _lock(self, session_id: str) -> asyncio.Lock:
         return self.locks[hash(session_id) % len(self.locks)]

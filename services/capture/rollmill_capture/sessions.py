@@ -30,19 +30,37 @@ class SessionTable:
         """Told of every entry that is news."""
         self._entries: dict[str, SessionEntry] = {}
         self._by_token: dict[str, str] = {}
+        self._overtaken: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def apply(self, key: str, entry: SessionEntry | None) -> None:
+    def apply(self, entry: SessionEntry) -> None:
         """Take in a record. An older one (an echo of what was written before) changes nothing."""
-        known = self._entries.get(key if entry is None else entry.session_id)
-        if entry is not None and known is not None and _rank(entry) < _rank(known):
+        self._overtaken.discard(entry.session_id)
+        known = self._entries.get(entry.session_id)
+        if known is not None and _rank(entry) < _rank(known):
             return
         if known is not None:
             self._remove(known)
-        if entry is not None:
-            self._add(entry)
+        self._add(entry)
+
+    def forget(self, session_id: str, attempt: int | None) -> None:
+        """Take in a tombstone. One that was written for an earlier ``attempt`` changes nothing here."""
+        known = self._entries.get(session_id)
+        if known is None:
+            return
+        if attempt is not None and attempt < known.attempt:
+            self._overtaken.add(session_id)
+        else:
+            self._remove(known)
+
+    def entries(self) -> list[SessionEntry]:
+        return list(self._entries.values())
+
+    def overtaken(self) -> list[SessionEntry]:
+        """Entries that are followed in the topic by a tombstone of an earlier attempt: compaction would lose them."""
+        return [self._entries[session_id] for session_id in self._overtaken]
 
     def _add(self, entry: SessionEntry) -> None:
         self._entries[entry.session_id] = entry
@@ -53,6 +71,7 @@ class SessionTable:
 
     def _remove(self, entry: SessionEntry) -> None:
         del self._entries[entry.session_id]
+        self._overtaken.discard(entry.session_id)
         if entry.token is not None:
             self._by_token.pop(entry.token, None)
 

@@ -111,8 +111,9 @@ class CaptureSettings(ServiceSettings):
     spool_dir: Path | None = None
     """A directory on a persistent volume for records that Kafka does not take now (RULES S5). None: no spool, and
     while Kafka is away calls are refused with 503."""
-    spool_bytes: PositiveInt = 4 * 2**30
-    """Of spooled records and of room kept for calls in flight; a call without a limit on its tokens keeps 8 MiB."""
+    spool_bytes: PositiveInt = 32 * 2**30
+    """Of spooled records and of room kept for calls in flight, never more than the disk has free. Room is kept while
+    Kafka is well, too, so this bounds the calls at once: one without a limit on its tokens keeps 8 MiB."""
     spool_after_seconds: float = Field(default=3.0, gt=0)
     """For Kafka's acknowledgement of a record; then it goes into the spool."""
     pause_seconds: float = Field(default=900.0, gt=0)
@@ -129,6 +130,11 @@ class CaptureSettings(ServiceSettings):
     """How long a reply is kept for a client that sends its `idempotency-key` again."""
     replay_bytes: PositiveInt = 256 * 2**20
     """Of all replies that are kept for that."""
+    session_retention_seconds: float = Field(default=24 * 3600.0, gt=0)
+    """How long a session that is over stays known: closing it again, or calling it, is answered with 409 until then,
+    and with 404 afterwards. Longer than ``late_window_seconds``, or its id could be opened anew too early."""
+    late_window_seconds: float = Field(default=6 * 3600.0, gt=0)
+    """The builder's setting of that name: how long it knows a closed session."""
     lookup_seconds: float = Field(default=1.0, gt=0)
     """How long an unknown session is looked for before 404 (RULES S3)."""
 
@@ -158,6 +164,15 @@ class CaptureSettings(ServiceSettings):
             raise ValueError(
                 f"host {self.host!r} can be reached by other machines, so keys are needed: set ROLLMILL_API_KEYS to "
                 """'{"tenant": "SHA-256 of its key"}' (`printf %s "$KEY" | sha256sum`), or bind 127.0.0.1"""
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _known_for_long_enough(self) -> Self:
+        if self.session_retention_seconds <= self.late_window_seconds:
+            raise ValueError(
+                f"session_retention_seconds {self.session_retention_seconds:g} must be above late_window_seconds "
+                f"{self.late_window_seconds:g}: the builder still knows a session that capture would open anew"
             )
         return self
 

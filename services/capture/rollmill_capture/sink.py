@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
+from rollmill.codec import Headers
 from rollmill.errors import BackpressureError
 from rollmill.failpoints import Failpoint, Failpoints
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import Topic
 from rollmill_capture.log import NotAcknowledgedError, RefusedRecordError
-from rollmill_capture.spool import NoRoomError, Spool, SpoolFailedError
+from rollmill_capture.spool import Spool, SpoolFailedError
 from rollmill_capture.spool_file import Spooled
 
 __all__ = ["EventSink", "LogSink", "NotAcknowledgedError"]
@@ -29,7 +30,17 @@ STUCK_AFTER = 3
 
 class EventSink(Protocol):
     async def append(self, topic: Topic, key: str, value: bytes) -> None:
-        """Append a record; returns once it is acknowledged. Raises NotAcknowledgedError."""
+        """Append a record; returns once it is acknowledged. Raises NotAcknowledgedError.
+
+        To be called inside ``room``; a spool refuses nothing then but for a failing disk.
+        """
+        ...
+
+    async def tell(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
+        """Append a record, or a tombstone, that loses its meaning with time: to the log or not at all, never spooled.
+
+        Raises NotAcknowledgedError.
+        """
         ...
 
     def room(self, size: int) -> AbstractContextManager[None]:
@@ -46,6 +57,8 @@ class Log(Protocol):
     async def send(self, topic: str, key: str, value: bytes) -> None: ...
 
     async def send_all(self, records: list[tuple[str, str, bytes]]) -> None: ...
+
+    async def tell(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None: ...
 
     async def answers(self) -> bool: ...
 
@@ -93,23 +106,24 @@ class LogSink:
                 raise
             await self._put(spool, Spooled(topic.name, key, value))
 
+    async def tell(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
+        if self.away or (self.spool is not None and self.spool.holds(key)):
+            raise NotAcknowledgedError("Kafka is away")
+        try:
+            await self.log.tell(topic.name, key, value, headers)
+        except NotAcknowledgedError as error:
+            self._lose(error)
+            raise
+
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.spool is None:
-                self._need_the_log()
-            else:
-                self._reserve(self.spool, size, stack)
+        """Kept while Kafka is well, too: it may go away before the record comes."""
+        if self.spool is None:
+            self._need_the_log()
             yield
-
-    def _reserve(self, spool: Spool, size: int, stack: ExitStack) -> None:
-        try:
-            stack.enter_context(spool.room(size))
-        except NoRoomError:
-            if self.away:
-                raise
-            # Kafka is well: the record goes there, or, if it goes away meanwhile, into what is left of the spool.
-            self.metrics.count("calls_without_room")
+            return
+        with self.spool.room(size):
+            yield
 
     async def drain(self) -> None:
         """Send what is spooled, for ever; ask for a log that was away whether it is back."""

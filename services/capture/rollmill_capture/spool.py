@@ -6,6 +6,8 @@ The disk is touched in a thread of its own; records that come while one write is
 from __future__ import annotations
 
 import asyncio
+import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +21,8 @@ from rollmill_capture.spool_file import Spooled, SpoolFile, open_spool_file
 
 T = TypeVar("T")
 
-HEADROOM = 1.25
-"""Records that came without a reservation (their call began while Kafka was well) may use this much of the limit."""
+LOOK_SECONDS = 1.0
+"""How often the disk is asked how much is free."""
 
 
 class SpoolFailedError(RetryableError):
@@ -28,16 +30,26 @@ class SpoolFailedError(RetryableError):
 
 
 class NoRoomError(BackpressureError):
-    """Kafka is away, and the spool is full."""
+    """What would have to be kept if Kafka went away now has no place."""
 
 
 class Spool:
     """Opened by `open_spool`, closed by its owner. ``used`` and ``reserved`` are bytes."""
 
-    def __init__(self, file: SpoolFile, thread: ThreadPoolExecutor, limit: int) -> None:
+    def __init__(
+        self,
+        file: SpoolFile,
+        thread: ThreadPoolExecutor,
+        limit: int,
+        free: Callable[[], int],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._file = file
         self._thread = thread
         self._limit = limit
+        self._free = free
+        self._now = now
+        self._place, self._looked_at = 0, float("-inf")
         self._held: Counter[str] = Counter()
         self._waiting: list[tuple[Spooled, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
@@ -64,10 +76,12 @@ class Spool:
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
         """Inside, ``size`` bytes are kept free. Raises NoRoomError."""
-        if self.used + self.reserved + size > self._limit:
+        limit = self._most()
+        if self.used + self.reserved + size > limit:
             raise NoRoomError(
-                f"Kafka is away, and the spool has no room for {size} bytes: {self.used} of {self._limit} are used and "
-                f"{self.reserved} reserved for calls in flight",
+                f"the spool has no room for {size} bytes: {self.used} of {limit} are used and {self.reserved} reserved "
+                "for calls in flight (ROLLMILL_SPOOL_BYTES, or the disk's free space; `max_tokens` bounds what a call "
+                "reserves)",
                 retry_after=5,
             )
         self.reserved += size
@@ -76,10 +90,14 @@ class Spool:
         finally:
             self.reserved -= size
 
+    def _most(self) -> int:
+        """Bytes that records may take together: the limit, or what the disk has left where that is less."""
+        if self._now() >= self._looked_at + LOOK_SECONDS:
+            self._place, self._looked_at = self.used + self._free(), self._now()
+        return min(self._limit, self._place)
+
     async def put(self, record: Spooled) -> None:
-        """Returns when the record is on the disk. Raises SpoolFailedError."""
-        if self.used + len(record.value) > self._limit * HEADROOM:
-            raise SpoolFailedError(f"the spool is full ({self.used} of {self._limit} bytes)")
+        """Returns when the record is on the disk: what has its room is never refused. Raises SpoolFailedError."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._count(record, 1)
         self._waiting.append((record, written))
@@ -152,6 +170,7 @@ async def open_spool(directory: Path, prefix: str, limit: int) -> Spool:
     """The spool in ``directory``, with what an earlier process left in it. Raises ConfigurationError."""
     thread = ThreadPoolExecutor(1, "rollmill-spool")
     loop = asyncio.get_running_loop()
-    spool = Spool(await loop.run_in_executor(thread, open_spool_file, directory, prefix), thread, limit)
+    file = await loop.run_in_executor(thread, open_spool_file, directory, prefix)
+    spool = Spool(file, thread, limit, lambda: shutil.disk_usage(directory).free)
     await spool.load()
     return spool

@@ -24,6 +24,9 @@ POLL_MS = 200
 Apply = Callable[[str, Any], None]
 """Takes a key and the decoded value; None is a tombstone."""
 
+Forget = Callable[[str, Headers], None]
+"""Takes the key and the headers of a tombstone."""
+
 Refuse = Callable[[str, PoisonRecordError], None]
 """Takes the key of a record that cannot be read, which is passed over, and why."""
 
@@ -31,7 +34,8 @@ Refuse = Callable[[str, PoisonRecordError], None]
 class TableReader:
     """Feeds all records of ``topic`` to ``apply``. ``run`` reads; the other methods say how far it has come.
 
-    ``from_end``: only those that come after the start.
+    ``from_end``: only those that come after the start. ``forget``: takes the tombstones in place of ``apply``, where
+    their headers matter.
     """
 
     def __init__(
@@ -43,12 +47,14 @@ class TableReader:
         refuse: Refuse,
         *,
         from_end: bool = False,
+        forget: Forget | None = None,
     ) -> None:
         self._clients = clients
         self._topic = topic
         self._apply = apply
         self._refuse = refuse
         self._from_end = from_end
+        self._forget = forget
         name = topic.full_name(settings.prefix)
         self._partitions = [TopicPartition(name, number) for number in range(topic.partitions(settings))]
         self._positions: dict[int, int] = {}
@@ -106,6 +112,9 @@ class TableReader:
 
     def _take(self, record: ConsumerRecord[bytes, bytes]) -> None:
         key = (record.key or b"").decode("utf-8", "replace")
+        if record.value is None and self._forget is not None:
+            self._forget(key, tuple(record.headers))
+            return
         try:
             self._apply(key, self._read(record.value, tuple(record.headers)))
         except PoisonRecordError as error:

@@ -36,7 +36,15 @@ from rollmill.models.completion import (
 )
 from rollmill.models.evaluation import EvalResult, Evaluation
 from rollmill.models.outcome import DeadLetterInfo, Disposition, Outcome, outcome
-from rollmill.models.session import SessionEntry, SessionState
+from rollmill.models.session import (
+    PauseMode,
+    PolicyGate,
+    ReplicaEntry,
+    SessionEntry,
+    SessionRecord,
+    SessionState,
+    replica_key,
+)
 from rollmill.models.specs import EvaluatorSpec, Purpose, SessionSpec, StrategySpec
 from rollmill.models.trajectory import ExcludedUnits, Trace, TraceTurn, Trajectory, TrajectoryStatus
 from rollmill.models.units import Manifest, Unit, tokens_by_version
@@ -84,12 +92,15 @@ __all__ = [
     "LossMask",
     "Manifest",
     "Outcome",
+    "PauseMode",
     "PolicyAnnouncement",
+    "PolicyGate",
     "PolicySpan",
     "PolicyVersion",
     "Purpose",
     "Record",
     "RefillRequest",
+    "ReplicaEntry",
     "Rewound",
     "SampledChoice",
     "SamplingParams",
@@ -97,6 +108,7 @@ __all__ = [
     "SessionEntry",
     "SessionExpired",
     "SessionOpened",
+    "SessionRecord",
     "SessionSpec",
     "SessionState",
     "SessionStatus",
@@ -121,6 +133,7 @@ __all__ = [
     "expand",
     "is_identifier",
     "outcome",
+    "replica_key",
     "run_lengths",
     "staleness",
     "token_ages",

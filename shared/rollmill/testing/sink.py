@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollmill.codec import CONTENT_TYPE, decode
+from rollmill.codec import CONTENT_TYPE, Headers, decode
 from rollmill.errors import BackpressureError
 from rollmill.topics import Topic
 
@@ -30,6 +30,8 @@ class MemorySink:
     """Clear ``open`` to hold every acknowledgement back; set ``failure`` or ``doubt`` to raise it."""
 
     appended: list[Appended] = field(default_factory=list)
+    erased: list[tuple[Topic, str, Headers]] = field(default_factory=list)
+    """Tombstones."""
     failure: Exception | None = None
     """Raised, and nothing is kept."""
     doubt: Exception | None = None
@@ -54,6 +56,15 @@ class MemorySink:
         self.appended.append(Appended(topic, key, value))
         if self.doubt is not None:
             raise self.doubt
+
+    async def tell(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
+        """Keep a record as ``append`` does; a tombstone, its headers with it, among ``erased``."""
+        if value is not None:
+            await self.append(topic, key, value)
+        elif self.failure is not None:
+            raise self.failure
+        else:
+            self.erased.append((topic, key, headers))
 
     @contextmanager
     def room(self, size: int) -> Iterator[None]:

@@ -24,22 +24,26 @@ class CaptureUnreachableError(RetryableError):
 
 @dataclass(frozen=True)
 class Captures:
-    """Every replica by its URL: a pause is known only to the one that is told of it."""
+    """Every replica by its URL, or one that stands for all: a pause holds at all of them, whoever is told of it, and
+    ``pause`` waits until each knows it. A replica that is named is told itself, too.
+    """
 
     urls: Sequence[str] = ()
     admin_key: str | None = None
 
     def pause(self, policy: str, mode: str, seconds: float) -> None:
-        """New calls wait from now on. Raises CaptureUnreachableError also where, in mode ``wait``, calls are still in
-        flight after ``seconds``.
+        """New calls wait from now on. Raises CaptureUnreachableError also where, after ``seconds``, a replica does not
+        know it yet, or, in mode ``wait``, calls are still in flight.
         """
         if mode not in MODES:
             raise InvalidInputError(f"mode {mode!r} is none of {', '.join(MODES)}")
         for url in self.urls:
             answer = self._post(url, policy, "pause", {"mode": mode, "seconds": seconds}, seconds + SPARE_SECONDS)
-            if mode == "wait" and answer["in_flight"]:
+            awaited = answer.get("replicas_awaited", 0)
+            if awaited or (mode == "wait" and answer["in_flight"]):
                 raise CaptureUnreachableError(
-                    f"{answer['in_flight']} calls of policy {policy!r} are in flight through {url} after {seconds:g} s"
+                    f"after {seconds:g} s {answer['in_flight']} calls of {policy!r} are in flight through {url} "
+                    f"and {awaited} other replicas are not done with the pause"
                 )
 
     def resume(self, policy: str, version: PolicyVersion | None, *, cache_reset: bool) -> None:

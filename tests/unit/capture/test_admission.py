@@ -194,3 +194,23 @@ def test_the_loop_does_not_run_dry() -> None:
                 gate.hear(session, Disposition.TRAINED if group else Disposition.DEAD_LETTERED)
         gate.version += 1
     assert not gate.admission._tokens or gate.room == 4
+
+
+def test_tokens_of_sessions_outside_of_groups_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmill_capture.admission.MOST_EARLY", 10)
+    gate = Gate()
+    gate.open("s1")
+    for number in range(100):
+        gate.hear(f"eval-{number}", Disposition.CAPTURED)
+    assert len(gate.admission._early) == 10
+    assert list(gate.admission._tokens) == ["s1"]
+
+
+def test_an_outcome_that_is_read_before_its_session_counts_all_the_same() -> None:
+    gate = Gate(AdmissionLimits(max_staleness=0, per_version=2))
+    gate.open("s0", group_id="first", group_size=1)
+    gate.hear("s1", Disposition.CAPTURED)
+    gate.open("s1", group_id="second", group_size=1)
+    gate.close("s1", tokens=0, group_id="second", group_size=1)
+    gate.now += 100
+    assert gate.room == 0

@@ -53,7 +53,7 @@ class Rig:
     sessions: SessionTable = field(default_factory=SessionTable)
 
     def __post_init__(self) -> None:
-        self.sessions.apply("s1", entry("s1"))
+        self.sessions.apply(entry("s1"))
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         self.app: Starlette = assemble(
             Parts(
@@ -373,7 +373,7 @@ async def test_path_header_and_key_name_the_session(path: str, headers: dict[str
 )
 async def test_calls_without_an_open_session_are_refused_and_not_retried(path: str, status: int, words: str) -> None:
     rig = Rig(plays("vllm_chat_nonstream_token_ids.json"))
-    rig.sessions.apply("done", entry("done", SessionState.CLOSED))
+    rig.sessions.apply(entry("done", SessionState.CLOSED))
     async with rig.call(ASK, path) as call, asyncio.timeout(WAIT):
         error = (await call.json())["error"]
     assert (call.status, error["code"]) == (status, status)

@@ -89,7 +89,7 @@ async def rig(answer: Callable[[Asked], Played], **settings: Any) -> AsyncIterat
         async with make_client(given) as client:
             sink, sessions = MemorySink(), SessionTable()
             opened = SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0)
-            sessions.apply("s", opened)
+            sessions.apply(opened)
             parts = Parts(
                 settings=given,
                 sessions=sessions,
@@ -272,7 +272,7 @@ async def test_a_silent_stream_is_kept_alive_while_the_engine_is_asked_for_a_who
         upstream="http://engine", keep_alive_seconds=0.01, default_route=Route(engine=EngineKind.SGLANG)
     )
     sessions = SessionTable()
-    sessions.apply("s", SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0))
+    sessions.apply(SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0))
     async with httpx.AsyncClient(transport=httpx.MockTransport(late)) as client, asyncio.timeout(WAIT):
         parts = Parts(
             settings=given,

@@ -46,7 +46,7 @@ class Elsewhere:
     async def reached(self, ends: object) -> None:
         del ends
         if self.arrives is not None:
-            self.table.apply(self.arrives.session_id, self.arrives)
+            self.table.apply(self.arrives)
 
 
 @dataclass
@@ -297,12 +297,12 @@ def test_an_echo_of_an_older_entry_does_not_reopen_a_session() -> None:
     opened = SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0)
     closed = opened.replace(state=SessionState.CLOSED)
     for entry in (opened, closed, opened):
-        table.apply("s", entry)
+        table.apply(entry)
     assert table.get("s") == closed
-    table.apply("s", opened.replace(attempt=2))
-    table.apply("s", closed)
+    table.apply(opened.replace(attempt=2))
+    table.apply(closed)
     assert table.get("s") == opened.replace(attempt=2)
-    table.apply("s", None)
+    table.forget("s", None)
     assert len(table) == 0
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from rollmill.codec import Headers
 from rollmill.errors import BackpressureError, ConfigurationError
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
@@ -41,6 +43,10 @@ class Log:
             self.sent.extend(records)
         if not self.here.is_set():
             raise NotAcknowledgedError("away")
+
+    async def tell(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None:
+        del headers
+        await self.send(topic, key, value or b"")
 
     async def answers(self) -> bool:
         return self.here.is_set()
@@ -121,20 +127,56 @@ async def test_the_next_start_finds_what_a_dead_process_left_and_sends_it_first(
         assert log.values == [b"before", b"after"]
 
 
-async def test_room_is_kept_before_the_call_and_refused_where_neither_kafka_nor_space_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kafka_is_well", [True, False])
+async def test_room_is_kept_before_the_call_while_kafka_is_well_too(tmp_path: Path, *, kafka_is_well: bool) -> None:
     log = Log()
     async with spooling(tmp_path, log, limit=100) as (sink, spool):
+        sink.away = not kafka_is_well
         with sink.room(60):
             assert spool.reserved == 60
-            with sink.room(60):
-                """Kafka is well: the call may run without room of its own."""
+            with pytest.raises(NoRoomError, match="60 reserved"), sink.room(60):
+                raise AssertionError("there is no room")
             await sink.append(COMPLETIONS, "s1", bytes(30))
             assert sink.away
-            with pytest.raises(NoRoomError, match="60 reserved"), sink.room(20):
+            with pytest.raises(NoRoomError, match="30 of 100 are used and 60 reserved"), sink.room(20):
                 raise AssertionError("there is no room")
             with sink.room(10):
                 assert spool.reserved == 70
         assert spool.reserved == 0
+
+
+async def test_a_record_that_outgrows_its_room_is_taken_all_the_same(tmp_path: Path) -> None:
+    async with spooling(tmp_path, Log(), limit=100) as (sink, spool):
+        with sink.room(50):
+            await sink.append(COMPLETIONS, "s1", bytes(200))
+        assert spool.used == 200
+        with pytest.raises(NoRoomError), sink.room(1):
+            raise AssertionError("there is no room")
+
+
+async def test_the_disks_free_space_bounds_the_room(tmp_path: Path) -> None:
+    now, free = 0.0, 100
+    thread = ThreadPoolExecutor(1)
+    spool = Spool(open_spool_file(tmp_path, "t."), thread, 1000, lambda: free, lambda: now)
+    with spool.room(80), pytest.raises(NoRoomError, match="0 of 100 are used"), spool.room(30):
+        raise AssertionError("there is no room")
+    now, free = 2.0, 200
+    with spool.room(150):
+        assert spool.reserved == 150
+    await spool.close()
+
+
+async def test_what_loses_its_meaning_with_time_is_never_spooled(tmp_path: Path) -> None:
+    log = Log()
+    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
+        with pytest.raises(NotAcknowledgedError):
+            await sink.tell(SESSIONS, "s1", b"alive")
+        assert (sink.away, spool.records) == (True, 0)
+        await sink.append(SESSIONS, "s1", b"closed")
+        log.here.set()
+        await sink.emptied()
+        await sink.tell(SESSIONS, "s1", None)
+        assert log.values == [b"closed", b""]
 
 
 async def test_a_call_that_has_its_room_is_never_refused_afterwards(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_arguments_that_are_no_object_survive_the_way_there_and_back() -> None:
 
 
 def test_the_oldest_memories_go_first() -> None:
-    small = Memory(room=600)
+    small = Memory(room=1400)
     kept = small.of("s")
     kept.keep_response("r1", None, (user("x" * 100),))
     kept.keep_response("r2", "r1", (user("y"),))

@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from rollmill.models import CompletionRecord, PolicyVersion, SessionEntry, SessionSpec, SessionState
+from rollmill.models import CompletionRecord, PauseMode, PolicyVersion, SessionEntry, SessionSpec, SessionState
 from rollmill.telemetry.clock import ManualClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.asgi import AsgiCall
@@ -18,7 +18,7 @@ from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.auth import digest_of
-from rollmill_capture.pause import PausedTooLongError, PauseMode, Pauses
+from rollmill_capture.pause import PausedTooLongError, Pauses
 from rollmill_capture.sessions import SessionTable
 from rollmill_capture.settings import CaptureSettings, Route, VersionSource
 from rollmill_capture.upstream import Upstream
@@ -49,7 +49,7 @@ class Rig:
     def __post_init__(self) -> None:
         self.engine.set()
         table = SessionTable()
-        table.apply("s1", SessionEntry(session_id="s1", state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0))
+        table.apply(SessionEntry(session_id="s1", state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0))
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         self.app = assemble(
             Parts(

@@ -204,9 +204,7 @@ async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, i
         async with make_client(settings) as http:
             sink, sessions, announced = MemorySink(), SessionTable(), Announced()
             announced.apply("policy", PolicyAnnouncement(version=ANNOUNCED, at=0.0))
-            sessions.apply(
-                "s", SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0)
-            )
+            sessions.apply(SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0))
             app = assemble(
                 Parts(
                     settings=settings,

@@ -17,6 +17,8 @@ import orjson
 Messages = tuple[dict[str, Any], ...]
 
 DEFAULT_BYTES = 256 * 2**20
+OVERHEAD = 600
+"""Bytes that an entry takes beside its own: keys, tuples, tables."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class _Link:
     """A response: what came since the response before it, and that one's id."""
 
     before: str | None
-    messages: Messages
+    messages: bytes
+    """As JSON: a tenth of what the objects would take."""
 
 
 class Memory:
@@ -36,6 +39,7 @@ class Memory:
         self._entries: OrderedDict[tuple[str, str], tuple[Any, int]] = OrderedDict()
 
     def put(self, session_id: str, key: str, value: Any, size: int) -> None:
+        size += OVERHEAD
         _, before = self._entries.pop((session_id, key), (None, 0))
         self._entries[session_id, key] = (value, size)
         self._used += size - before
@@ -64,9 +68,8 @@ class SessionMemory:
 
     def keep_call(self, call_id: str, name: str, arguments: str) -> None:
         """Keep the text of a sampled call's arguments."""
-        size = len(arguments) + len(call_id) + len(name) + 200
-        self.memory.put(self.session_id, f"call {call_id}", arguments, size)
-        self.memory.put(self.session_id, f"call {name} {_canonical(_loaded(arguments))}", arguments, size)
+        for key in (f"call {call_id}", f"call {name} {_canonical(_loaded(arguments))}"):
+            self.memory.put(self.session_id, key, arguments, len(arguments) + len(key))
 
     def arguments(self, call_id: str | None, name: str, given: Any) -> str:
         """The sampled text of a call whose arguments a client gives as the object ``given``."""
@@ -77,8 +80,8 @@ class SessionMemory:
         return by_content if isinstance(by_content, str) else _written(given)
 
     def keep_response(self, response_id: str, before: str | None, messages: Messages) -> None:
-        size = 200 + sum(len(orjson.dumps(message)) for message in messages)
-        self.memory.put(self.session_id, f"response {response_id}", _Link(before, messages), size)
+        link = _Link(before, orjson.dumps(messages))
+        self.memory.put(self.session_id, f"response {response_id}", link, len(link.messages))
 
     def history(self, response_id: str) -> Messages | None:
         """All messages up to a response and with it; None: unknown, or forgotten in part."""
@@ -90,7 +93,7 @@ class SessionMemory:
                 return None
             links.append(link)
             wanted = link.before
-        return tuple(message for link in reversed(links) for message in link.messages)
+        return tuple(message for link in reversed(links) for message in orjson.loads(link.messages))
 
 
 INVALID = "INVALID_JSON"

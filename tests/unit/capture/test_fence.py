@@ -1,0 +1,80 @@
+"""What the fence keeps in memory: bounded, whatever else is going on."""
+
+import asyncio
+from typing import Any
+
+from rollmill.telemetry.metrics import Metrics
+from rollmill_capture.fence import SETTLED, Fence
+
+PIECES = 50
+
+
+async def nothing() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    return {}
+
+
+async def asked(fence: Fence, app: Any, key: bytes) -> list[dict[str, Any]]:
+    """One request with an idempotency key; the messages that the client got."""
+    got: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        got.append(message)
+
+    await fence.enter(("s:1", key), app, {"headers": []}, nothing, send)
+    return got
+
+
+async def streaming(scope: Any, _: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(PIECES):
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    scope[SETTLED] = True
+
+
+async def failing(*_: Any) -> None:
+    """Ends without a reply that may be played again."""
+
+
+async def test_a_call_that_runs_for_long_does_not_keep_the_replies_that_came_after_it() -> None:
+    fence, running, ended = Fence(Metrics("capture"), room=10 * PIECES), asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: Any) -> None:
+        running.set()
+        await ended.wait()
+
+    first = asyncio.create_task(asked(fence, slow, b"slow"))
+    await running.wait()
+    for number in range(100):
+        await asked(fence, streaming, b"%d" % number)
+    assert len(fence._turns) == 11
+    assert fence._kept == 10 * PIECES
+    ended.set()
+    await first
+
+
+async def test_a_stream_is_kept_as_one_piece_and_played_again_as_it_was() -> None:
+    fence = Fence(Metrics("capture"))
+    first = await asked(fence, streaming, b"k")
+    again = await asked(fence, failing, b"k")
+    assert len(first) == PIECES + 2
+    assert [message["type"] for message in again] == ["http.response.start", "http.response.body"]
+    assert again[1]["body"] == b"".join(message.get("body", b"") for message in first)
+
+
+async def test_keys_of_failed_calls_are_bounded_too(monkeypatch: Any) -> None:
+    monkeypatch.setattr("rollmill_capture.fence.MOST_KEYS", 20)
+    fence = Fence(Metrics("capture"))
+    for number in range(100):
+        await asked(fence, failing, b"%d" % number)
+    assert len(fence._turns) == len(fence._over) == 20
+
+
+async def test_what_is_made_again_is_counted_once() -> None:
+    now = 0.0
+    fence = Fence(Metrics("capture"), seconds=10.0, now=lambda: now)
+    for _ in range(3):
+        await asked(fence, streaming, b"k")
+        now += 20.0
+    assert fence._kept == PIECES

@@ -72,7 +72,7 @@ def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: Rules) 
     moment = Moment(cut.now, rules.gate(clock), closing=progress.end_of_stream and cut.flush)
     waiting = sorted(groups, key=lambda group: (group.opened_at, group.group_id))
     states = {group.group_id: state_of(group, moment, rules) for group in waiting}
-    expired = tuple(_expired(group, moment) for group in waiting if states[group.group_id] is GroupState.EXPIRED)
+    expired = tuple(_expired(group, moment, rules) for group in waiting if states[group.group_id] is GroupState.EXPIRED)
     selection = Selection()
     if cut.queued_steps < rules.steps_ahead:
         offered = ordered(waiting, rules.order, clock, cut.seed)
@@ -88,8 +88,8 @@ def excluded(member: Trajectory, reason: str) -> Exclusion:
     return Exclusion(member.session_id, member.attempt, reason, member.manifest.units)
 
 
-def _expired(group: Group, moment: Moment) -> JudgedGroup:
-    members = judged(group, GroupState.EXPIRED, moment.gate.without_staleness()).members
+def _expired(group: Group, moment: Moment, rules: Rules) -> JudgedGroup:
+    members = judged(group, GroupState.EXPIRED, moment.gate.without_staleness(), rules).members
     return JudgedGroup(group, GroupState.EXPIRED, members, GROUP_EXPIRED)
 
 
@@ -102,7 +102,7 @@ def _examined(
         if state is GroupState.OPEN and grows_stale(group, moment, rules):
             state = moved(state, GroupEvent.GROWING_STALE)
         if state in READY:
-            found = usable(judged(group, state, moment.gate), rules)
+            found = usable(judged(group, state, moment.gate, rules), rules)
             too_large = found.state in READY and table_bytes(found) > rules.header_bytes
             yield found.after(GroupEvent.UNUSABLE, TOO_LARGE) if too_large else found
 

@@ -85,7 +85,16 @@ class BatcherStage(Stage[Held]):
         if trajectory.spec.purpose is not Purpose.TRAIN:
             return _refused(trajectory, trajectory.spec.purpose.value)
         done = done_of(state, trajectory.group_id)
-        return _late(trajectory, done) if done is not None else _joined(state, trajectory)
+        return _late(trajectory, done) if done is not None else self._joined(state, trajectory)
+
+    def _joined(self, state: StateView[Held], trajectory: Trajectory) -> Effects:
+        """Into its group. Raises PoisonRecordError where the same revision said something else before."""
+        group = group_of(state, trajectory.group_id)
+        held = group.holding(trajectory.session_id, trajectory.attempt) if group else None
+        if held is not None and revision_of(trajectory) <= revision_of(held):
+            return _said_before(trajectory, held)
+        delta = member_delta(trajectory, outputs=self._rules.scoring is not None)
+        return Effects(deltas=(delta,), counts={"trajectories" if held is None else "revisions": 1})
 
     def _announced(self, progress: Progress, announcement: PolicyAnnouncement) -> Effects:
         if (announcement.run, announcement.policy) != (self._rules.run, self._rules.policy):
@@ -133,15 +142,8 @@ def _late(trajectory: Trajectory, done: DoneGroup) -> Effects:
     return _refused(trajectory, LATE_FOR_GROUP, (done_delta(done.with_late(trajectory)),))
 
 
-def _joined(state: StateView[Held], trajectory: Trajectory) -> Effects:
-    """Into its group. Raises PoisonRecordError where the same revision said something else before."""
-    group = group_of(state, trajectory.group_id)
-    held = group.holding(trajectory.session_id, trajectory.attempt) if group else None
-    if held is None:
-        return Effects(deltas=(member_delta(trajectory),), counts={"trajectories": 1})
-    if revision_of(trajectory) > revision_of(held):
-        return Effects(deltas=(member_delta(trajectory),), counts={"revisions": 1})
-    if revision_of(trajectory) == revision_of(held) and slim(trajectory) != held:
+def _said_before(trajectory: Trajectory, held: Trajectory) -> Effects:
+    if revision_of(trajectory) == revision_of(held) and slim(trajectory) != slim(held):
         raise PoisonRecordError(
             "conflict",
             f"revision {revision_of(held)} of {held.session_id}:{held.attempt} is known with other content",

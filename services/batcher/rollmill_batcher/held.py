@@ -66,8 +66,9 @@ def folded(key: str, value: Held | None, payload: bytes) -> Held:
     return group.joined(member)
 
 
-def member_delta(trajectory: Trajectory) -> Delta:
-    return Delta(group_key(trajectory.group_id), encode(slim(trajectory)), manifest=trajectory.manifest)
+def member_delta(trajectory: Trajectory, *, outputs: bool = False) -> Delta:
+    kept = slim(trajectory, outputs=outputs)
+    return Delta(group_key(trajectory.group_id), encode(kept), manifest=trajectory.manifest)
 
 
 def progress_delta(progress: Progress) -> Delta:
@@ -130,8 +131,8 @@ def done_groups(state: StateView[Held]) -> Iterator[DoneGroup]:
     return (value for _, value in state.items() if isinstance(value, DoneGroup))
 
 
-def slim(trajectory: Trajectory) -> Trajectory:
-    """Only what a step needs: ids, masks, log-probs, versions, turns and rewards; no text."""
+def slim(trajectory: Trajectory, *, outputs: bool = False) -> Trajectory:
+    """Only what a step needs: ids, masks, log-probs, versions, turns and rewards; of texts the output, if at all."""
     spec = trajectory.spec
     kept = SessionSpec(
         group_id=spec.group_id,
@@ -145,7 +146,7 @@ def slim(trajectory: Trajectory) -> Trajectory:
         update={
             "spec": kept,
             "error": None,
-            "output": None,
+            "output": trajectory.output if outputs else None,
             "excluded": (),
             "metadata": {},
             "evaluation": None if reward is None else {"outcome_reward": reward},

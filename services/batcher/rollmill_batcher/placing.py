@@ -87,4 +87,4 @@ def _groups(state: StateView[Held], step: CutStep, clock: PolicyClock, rules: Ru
         group = group_of(state, group_id)
         if group is None:
             raise PoisonRecordError("step_gone", f"{step.cut.step}: its group {group_id} is gone")
-        yield judged(group, GroupState.CUT, gate)
+        yield judged(group, GroupState.CUT, gate, rules)

@@ -10,6 +10,7 @@ from rollmill.strategies import BaseAdvantage
 from rollmill_batcher.eligibility import Gate, Treatments
 from rollmill_batcher.ordering import StepOrder
 from rollmill_batcher.packing import Size
+from rollmill_batcher.scoring import Scoring
 from rollmill_batcher.staleness import PolicyClock, Staleness
 from rollmill_batcher.weights import LossWeighting
 
@@ -55,6 +56,8 @@ class Rules:
     policy: str
     learning: Learning
     groups: GroupRules = GroupRules()
+    scoring: Scoring | None = None
+    """None: rollouts have the rewards of their evaluators."""
     staleness: Staleness = field(default_factory=Staleness)
     treatments: Treatments = field(default_factory=Treatments)
     groups_per_step: int = 8

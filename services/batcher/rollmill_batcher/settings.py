@@ -10,12 +10,13 @@ from pydantic_settings import SettingsConfigDict
 from rollmill.errors import ConfigurationError, InvalidInputError
 from rollmill.models import StalenessBasis, StrategySpec
 from rollmill.settings import ServiceSettings
-from rollmill.strategies import BaseAdvantage, advantage_registry
+from rollmill.strategies import BaseAdvantage, advantage_registry, group_scorer_registry
 from rollmill.topics import TRAJECTORIES
 from rollmill_batcher.eligibility import Treatment, Treatments
 from rollmill_batcher.ordering import StepOrder
 from rollmill_batcher.packing import Size
 from rollmill_batcher.rules import MICRO_BATCH_BYTES, Credit, GroupRules, Learning, Rules
+from rollmill_batcher.scoring import Scoring
 from rollmill_batcher.staleness import Staleness, StalenessAction
 from rollmill_batcher.weights import LossWeighting
 
@@ -63,6 +64,10 @@ class BatcherSettings(ServiceSettings):
     """Registered name, or ``module:ClassName``."""
     advantage_config: dict[str, Any] = Field(default_factory=dict)
     """Constructor arguments of the strategy, JSON in the environment."""
+    group_scorer: str | None = None
+    """Registered name (``majority``), or ``module:ClassName``: grades each rollout against the others of its group."""
+    group_scorer_config: dict[str, Any] = Field(default_factory=dict)
+    """Constructor arguments of the scorer, JSON in the environment."""
     credit: Credit = Credit.ROLLOUT
     """``trace``: an advantage is of the trace's own reward, where traces are graded one by one."""
     loss_weighting: LossWeighting = LossWeighting.TOKEN_MEAN
@@ -113,6 +118,7 @@ class BatcherSettings(ServiceSettings):
             policy=self.policy,
             learning=Learning(self.advantage, self._strategy(), self.loss_weighting, self.loss_constant, self.credit),
             groups=self._group_rules(),
+            scoring=self._scoring(),
             staleness=Staleness(self.max_staleness, self.staleness_action, self.staleness_basis),
             treatments=Treatments(self.on_error, self.on_timeout, self.on_truncated),
             groups_per_step=self.groups_per_step,
@@ -136,6 +142,15 @@ class BatcherSettings(ServiceSettings):
             drop_zero_variance=self.drop_zero_variance,
             late_window_seconds=self.late_window_seconds,
         )
+
+    def _scoring(self) -> Scoring | None:
+        if self.group_scorer is None:
+            return None
+        spec = StrategySpec(strategy=self.group_scorer, config=self.group_scorer_config)
+        try:
+            return Scoring(self.group_scorer, group_scorer_registry().create(spec))
+        except InvalidInputError as error:
+            raise ConfigurationError(str(error)) from error
 
     def _strategy(self) -> BaseAdvantage:
         try:

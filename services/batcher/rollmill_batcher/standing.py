@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollmill.models import Trajectory
 from rollmill_batcher.eligibility import Gate, MemberVerdict, counts, judge
 from rollmill_batcher.groups import Group, GroupEvent, GroupState, moved
 from rollmill_batcher.rules import Rules
+from rollmill_batcher.scoring import rewarded
 
 GROUP_EXPIRED = "group_expired"
 GROUP_TOO_SMALL = "group_too_small"
@@ -69,13 +71,17 @@ def grows_stale(group: Group, moment: Moment, rules: Rules) -> bool:
     """An open group with at least min-k that this cut can still take inside the limit, and the next one not."""
     if not rules.groups.close_before_stale or _counted(group, rules) < _min_k(group, rules):
         return False
-    traces = [v.trace for member in group.current for v in judge(member, moment.gate).trained]
+    traces = [v.trace for member in _graded(group, rules) for v in judge(member, moment.gate).trained]
     ages = (moment.gate.clock.age_of(trace, rules.staleness.basis) for trace in traces)
     return any(map(rules.staleness.is_last_chance, ages))
 
 
-def judged(group: Group, state: GroupState, gate: Gate) -> JudgedGroup:
-    return JudgedGroup(group, state, tuple(judge(member, gate) for member in group.current))
+def judged(group: Group, state: GroupState, gate: Gate, rules: Rules) -> JudgedGroup:
+    return JudgedGroup(group, state, tuple(judge(member, gate) for member in _graded(group, rules)))
+
+
+def _graded(group: Group, rules: Rules) -> tuple[Trajectory, ...]:
+    return group.current if rules.scoring is None else rules.scoring.of(group)
 
 
 def usable(ready: JudgedGroup, rules: Rules) -> JudgedGroup:
@@ -97,7 +103,9 @@ def _event(group: Group, moment: Moment, rules: Rules) -> GroupEvent | None:
 
 
 def _counted(group: Group, rules: Rules) -> int:
-    return sum(counts(member, rules.treatments) for member in group.current)
+    """Members that count. Those of a group that is yet to be scored are taken to get a reward."""
+    members = group.current if rules.scoring is None else [rewarded(member, 0.0) for member in group.current]
+    return sum(counts(member, rules.treatments) for member in members)
 
 
 def _min_k(group: Group, rules: Rules) -> int:

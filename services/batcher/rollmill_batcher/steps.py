@@ -48,7 +48,7 @@ def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rul
         packing_efficiency=sum(trace.tokens for trace in traces) / (real * rules.micro_batch.tokens),
         fingerprints=_fingerprints([trace.trace for trace in traces]),
         table=table_of(traces, weights, places),
-        groups=tuple(map(group_row, step)),
+        groups=tuple(group_row(group, rules.scoring) for group in step),
     )
     lines = [Line(t.trace, row, t.advantage, weights[row], t.group, t.session, t.later) for row, t in enumerate(traces)]
     return tuple(_records(header, lines, places, _content(traces, weights)))

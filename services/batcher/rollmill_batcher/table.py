@@ -10,6 +10,7 @@ import numpy as np
 from rollmill.models import GroupRow, Trace, TraceRow
 from rollmill_batcher.eligibility import MemberVerdict, TraceVerdict
 from rollmill_batcher.packing import Bin, Size
+from rollmill_batcher.scoring import Scoring
 from rollmill_batcher.staleness import oldest_version
 from rollmill_batcher.standing import JudgedGroup
 from rollmill_batcher.tensors import record_bytes
@@ -68,7 +69,7 @@ def table_bytes(group: JudgedGroup) -> int:
     """Bytes of a group and of its rows in a record, an upper bound."""
     rows = sum(_row_bytes(member, trace) for member in group.members for trace in member.trained)
     reasons = sum(len(reason) + REWARD_BYTES for reason in group.failures)
-    return GROUP_BYTES + len(group.group.group_id) + REWARD_BYTES * len(group.rewards) + reasons + rows
+    return GROUP_BYTES + len(group.group.group_id) + 2 * REWARD_BYTES * len(group.rewards) + reasons + rows
 
 
 def _row_bytes(verdict: MemberVerdict, trace: TraceVerdict) -> int:
@@ -76,7 +77,8 @@ def _row_bytes(verdict: MemberVerdict, trace: TraceVerdict) -> int:
     return ROW_BYTES + ids + sum(UNIT_BYTES + len(unit.completion_id) for unit in trace.units)
 
 
-def group_row(group: JudgedGroup) -> GroupRow:
+def group_row(group: JudgedGroup, scoring: Scoring | None) -> GroupRow:
+    counted = [own for own, member in zip(group.group.current, group.members, strict=True) if member.counts]
     return GroupRow(
         group_id=group.group.group_id,
         size=group.group.size,
@@ -84,6 +86,8 @@ def group_row(group: JudgedGroup) -> GroupRow:
         mean=float(np.mean(group.rewards)),
         deviation=float(np.std(group.rewards)),
         failures=group.failures,
+        scorer=None if scoring is None else scoring.name,
+        own_rewards=() if scoring is None else tuple(member.outcome_reward for member in counted),
     )
 
 

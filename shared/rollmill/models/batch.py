@@ -50,6 +50,10 @@ class GroupRow(Record):
     """Population standard deviation of ``rewards``."""
     failures: dict[str, int] = Field(default_factory=dict)
     """Rollouts that do not count, by reason: no grade came, whatever the policy did."""
+    scorer: str | None = None
+    """Group scorer that gave ``rewards``; None: they are of each session's own evaluators."""
+    own_rewards: tuple[FiniteFloat | None, ...] = ()
+    """With a group scorer: what the evaluators had given, in the same order."""
 
 
 class TraceRow(Record):

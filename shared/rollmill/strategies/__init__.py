@@ -1,12 +1,15 @@
 """Strategies by stable name or ``module:ClassName``: base classes and the registry that constructs them.
 
-Names come from entry points (groups ``rollmill.builders``, ``rollmill.evaluators``, ``rollmill.advantages``), so
-that capture can validate a spec when a session opens, and so that any package can add its own.
+Names come from entry points (groups ``rollmill.builders``, ``rollmill.evaluators``, ``rollmill.advantages``,
+``rollmill.group_scorers``), so that capture can validate a spec when a session opens, and so that any package can add
+its own.
 """
 
 from rollmill.strategies.bases import (
     BaseAdvantage,
+    BaseGroupScorer,
     BaseIncrementalBuilder,
+    BasePairwiseScorer,
     BaseTrajectoryBuilder,
     BaseTrajectoryEvaluator,
     EvaluationContext,
@@ -17,12 +20,15 @@ from rollmill.strategies.registry import (
     advantage_registry,
     builder_registry,
     evaluator_registry,
+    group_scorer_registry,
     validate_session_spec,
 )
 
 __all__ = [
     "BaseAdvantage",
+    "BaseGroupScorer",
     "BaseIncrementalBuilder",
+    "BasePairwiseScorer",
     "BaseTrajectoryBuilder",
     "BaseTrajectoryEvaluator",
     "EvaluationContext",
@@ -30,6 +36,7 @@ __all__ = [
     "advantage_registry",
     "builder_registry",
     "evaluator_registry",
+    "group_scorer_registry",
     "trajectory_of",
     "validate_session_spec",
 ]

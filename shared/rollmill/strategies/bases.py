@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -72,6 +74,37 @@ class BaseTrajectoryEvaluator(ABC):
     @abstractmethod
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         """The grade of ``trajectory``; each trace may be graded on its own with ``trace_rewards``."""
+
+
+class BaseGroupScorer(ABC):
+    """Grades all rollouts of a group at once, each against the others. Constructed once as ``Class(**config)``.
+
+    It runs in the batcher when a group is complete, or has waited long enough, and must be pure: no clock, no
+    randomness, no I/O (RULES B2). A comparison that asks a model belongs into an evaluator.
+    """
+
+    @abstractmethod
+    def score(self, members: Sequence[Trajectory]) -> Sequence[float | None]:
+        """A reward for each of ``members``, which are sorted by session id; None leaves one ungraded.
+
+        A member has its output, status, ids, log-probs and the reward of its own evaluators, and no messages.
+        """
+
+
+class BasePairwiseScorer(BaseGroupScorer):
+    """The reward of a rollout is its mean score against each of the others."""
+
+    @abstractmethod
+    def compare(self, one: Trajectory, other: Trajectory) -> float:
+        """What ``one`` gets against ``other``, such as 1 won, 0 lost, 1/2 neither."""
+
+    def score(self, members: Sequence[Trajectory]) -> Sequence[float | None]:
+        if len(members) < 2:  # noqa: PLR2004  # nobody to be compared with
+            return [None for _ in members]
+        return [
+            math.fsum(self.compare(one, other) for other in members if other is not one) / (len(members) - 1)
+            for one in members
+        ]
 
 
 class BaseAdvantage(ABC):

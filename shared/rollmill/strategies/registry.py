@@ -11,7 +11,12 @@ from typing import Any, Generic, TypeVar
 
 from rollmill.errors import InvalidInputError
 from rollmill.models import SessionSpec, StrategySpec
-from rollmill.strategies.bases import BaseAdvantage, BaseTrajectoryBuilder, BaseTrajectoryEvaluator
+from rollmill.strategies.bases import (
+    BaseAdvantage,
+    BaseGroupScorer,
+    BaseTrajectoryBuilder,
+    BaseTrajectoryEvaluator,
+)
 
 S = TypeVar("S")
 
@@ -90,6 +95,11 @@ def evaluator_registry() -> StrategyRegistry[BaseTrajectoryEvaluator]:
 @cache
 def advantage_registry() -> StrategyRegistry[BaseAdvantage]:
     return _from_entry_points("advantage", BaseAdvantage, "rollmill.advantages")  # type: ignore[type-abstract]  # only for subclass checks
+
+
+@cache
+def group_scorer_registry() -> StrategyRegistry[BaseGroupScorer]:
+    return _from_entry_points("group scorer", BaseGroupScorer, "rollmill.group_scorers")  # type: ignore[type-abstract]  # only for subclass checks
 
 
 def validate_session_spec(spec: SessionSpec) -> None:

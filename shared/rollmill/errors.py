@@ -2,6 +2,8 @@
 
 RollmillError
 ├── RetryableError        the same call may succeed later; retried with a budget
+│   └── InfrastructureError   what surrounds an evaluator failed; after the last try: not graded, with a reason
+├── NotGradedError        an evaluator can give no number, and trying again does not help: not graded, with a reason
 ├── PoisonRecordError     this record only: dead letter with a reason code, go on
 ├── BackpressureError     come back later; HTTP 429 or 503 with Retry-After
 ├── InvalidInputError     the caller's input is wrong; HTTP 4xx with advice
@@ -25,6 +27,22 @@ class RollmillError(Exception):
 
 class RetryableError(RollmillError):
     """The same call may succeed later."""
+
+
+class InfrastructureError(RetryableError):
+    """What an evaluator stands on failed, not what it grades. ``reason`` is a stable code for the evaluation."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+class NotGradedError(RollmillError):
+    """No number can be given, now or later. ``reason`` is a stable code for the evaluation."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
 
 
 class PoisonRecordError(RollmillError):

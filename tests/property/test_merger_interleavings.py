@@ -1,16 +1,19 @@
 """Whatever the interleaving of its two inputs, the reward-merger emits the same revisions in the same order."""
 
 from dataclasses import dataclass
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.codec import decode
-from rollmill.models import Evaluation, EvaluatorSpec, Record, SessionSpec, SessionStatus, Trace, Trajectory
+from rollmill.models import Evaluation, EvaluatorSpec, Record, RewardRule, SessionSpec, SessionStatus, Trajectory
 from rollmill.testing.memory import MemoryTask
+from rollmill.testing.trajectories import Reply, sample_trace
 from rollmill.topics import BUILT, EVALUATIONS, TRAJECTORIES, Topic
 from rollmill_reward_merger.handlers import RewardMergerStage
 from rollmill_reward_merger.held import Held
+from rollmill_reward_merger.merging import merge
 from rollmill_reward_merger.timers import Due, Timer, Windows
 
 SESSIONS = ("s1", "s2")
@@ -26,9 +29,9 @@ class Log:
     evaluations: list[Evaluation]
 
 
-def trajectory(session_id: str, evaluators: list[str]) -> Trajectory:
-    spec = SessionSpec(evaluators=tuple(EvaluatorSpec(strategy=name) for name in evaluators))
-    traces = tuple(Trace.model_validate({"prompt_ids": [1], "response_ids": [], "loss_mask": []}) for _ in range(2))
+def trajectory(session_id: str, evaluators: list[str], rule: RewardRule) -> Trajectory:
+    spec = SessionSpec(evaluators=tuple(EvaluatorSpec(strategy=name) for name in evaluators), reward_rule=rule)
+    traces = (sample_trace(session_id, (Reply((5, 6), then=(9,)), Reply((7,)))), sample_trace(session_id, (), index=1))
     return Trajectory(session_id=session_id, status=SessionStatus.COMPLETED, spec=spec, traces=traces, closed_at=5.0)
 
 
@@ -45,13 +48,17 @@ def evaluations(draw: st.DrawFn, session_id: str) -> Evaluation:
         supersedes=draw(st.sampled_from([None, "e0", "e1"])) if number > 1 else None,
         outcome_reward=draw(st.sampled_from([None, 0.0, 0.5])),
         trace_rewards=draw(st.sampled_from([None, None, (1.0, None), (1.0,)])),
+        turn_rewards=draw(st.sampled_from([None, None, ((0.1, None), None), ((0.1,), None)])),
+        repeatable=draw(st.booleans()),
     )
 
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
     built = [
-        trajectory(name, draw(st.lists(st.sampled_from(["judge", "tests"]), unique=True)))
+        trajectory(
+            name, draw(st.lists(st.sampled_from(["judge", "tests"]), unique=True)), draw(st.sampled_from(RewardRule))
+        )
         for name in draw(st.permutations(SESSIONS))
     ]
     said = draw(st.lists(st.sampled_from(SESSIONS).flatmap(evaluations), max_size=10))
@@ -115,6 +122,37 @@ def test_revisions_are_numbered_from_0_without_gaps(log: Log) -> None:
     for values in emitted(run(interleaved(log, []))).values():
         numbers = [_revision(value) for value in values]
         assert numbers == list(range(len(numbers)))
+
+
+NUMBERS = st.floats(-1e30, 1e30)
+
+
+@given(
+    st.sampled_from([rule for rule in RewardRule if rule is not RewardRule.LAST]),
+    st.lists(st.tuples(NUMBERS, st.none() | NUMBERS, st.floats(0, 1e6)), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_the_reward_does_not_depend_on_who_spoke_first(
+    rule: RewardRule, words: list[tuple[float, float | None, float]], random: Random
+) -> None:
+    names = [f"judge-{number}" for number in range(len(words))]
+    specs = tuple(
+        EvaluatorSpec(strategy="judge", name=name, weight=word[2]) for name, word in zip(names, words, strict=True)
+    )
+    built = trajectory("s1", [], rule).replace(spec=SessionSpec(evaluators=specs, reward_rule=rule))
+    said = [
+        Evaluation(
+            evaluation_id=f"of-{name}",
+            session_id="s1",
+            evaluator=name,
+            outcome_reward=outcome,
+            turn_rewards=None if turn is None else ((turn, None), None),
+        )
+        for name, (outcome, turn, _) in zip(names, words, strict=True)
+    ]
+    one = merge(built, said)
+    random.shuffle(said)
+    assert one.traces == merge(built, said).traces
 
 
 def _revision(value: object) -> int | None:

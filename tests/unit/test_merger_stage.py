@@ -145,6 +145,21 @@ def test_the_same_id_with_another_reward_is_a_conflict(task: Task) -> None:
     assert summary(task) == [(0, 0.5, None)]
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_work_that_was_repeated_with_another_result_is_a_duplicate(task: Task, *, closed: bool) -> None:
+    """An evaluator killed between its answer and its commit asks a judge twice: the first answer stands (RULES V1)."""
+    task.feed(BUILT, built("judge"))
+    task.feed(EVALUATIONS, said(outcome_reward=0.7, repeatable=True))
+    if closed:
+        task.tick(START + 602.0)
+        read_back(task)
+    for again in ({"outcome_reward": 0.8}, {"not_graded": "judge_unparsable"}):
+        task.feed(EVALUATIONS, said(repeatable=True, **again))
+    assert summary(task) == [(0, 0.7, None)]
+    assert task.dead_letters == []
+    assert task.counts["repeats_with_another_result"] == 2
+
+
 def test_attempts_of_one_session_are_sessions_of_their_own(task: Task) -> None:
     task.feed(BUILT, built("judge"))
     task.feed(BUILT, built("judge", attempt=2))

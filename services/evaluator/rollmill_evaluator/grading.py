@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 import stamina
 from pydantic import ValidationError
 
-from rollmill.errors import RetryableError
-from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, Trajectory, dump_json
+from rollmill.errors import InfrastructureError, NotGradedError, RetryableError
+from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, Trajectory, Verdict, dump_json
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry
 from rollmill.telemetry.clock import Clock
 
@@ -46,6 +46,8 @@ class Grader:
     registry: StrategyRegistry[BaseTrajectoryEvaluator]
     limits: Limits
     clock: Clock
+    surroundings: EvaluationContext = field(default_factory=lambda: EvaluationContext(deadline_seconds=0.0))
+    """What every evaluator may use; the deadline is set for each."""
 
     async def grade(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> Evaluation:
         """The evaluation of ``trajectory``; ``digest`` is that of its record on ``built``."""
@@ -57,6 +59,7 @@ class Grader:
             session_id=trajectory.session_id,
             attempt=trajectory.attempt,
             evaluator=spec.label,
+            repeatable=True,
             version=version,
             duration_seconds=time.perf_counter() - began,
             at=self.clock.now(),
@@ -71,9 +74,9 @@ class Grader:
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
-            return EvalResult(not_graded=EVALUATOR_ERROR, metadata=_error(error)), None
+            return not_graded(EVALUATOR_ERROR, _error(error)), None
         except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
-            return EvalResult(not_graded=_reason(error), metadata=_error(error)), None
+            return not_graded(_reason(error), _error(error)), None
         return result, None if version is None else str(version)
 
     async def _within(self, seconds: float, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory) -> EvalResult:
@@ -83,8 +86,8 @@ class Grader:
                 return checked(await self._with_retries(evaluator, trajectory, seconds))
         except TimeoutError as error:
             if deadline.expired():
-                return EvalResult(not_graded=EVALUATOR_TIMEOUT, metadata={"seconds": seconds})
-            return EvalResult(not_graded=EVALUATOR_ERROR, metadata=_error(error))
+                return not_graded(EVALUATOR_TIMEOUT, {"seconds": seconds})
+            return not_graded(EVALUATOR_ERROR, _error(error))
 
     async def _with_retries(
         self, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory, seconds: float
@@ -99,7 +102,7 @@ class Grader:
         ):
             with attempt:
                 left = max(0.0, ends - time.monotonic())
-                return await evaluator.evaluate(trajectory, EvaluationContext(deadline_seconds=left))
+                return await evaluator.evaluate(trajectory, replace(self.surroundings, deadline_seconds=left))
         raise RuntimeError("no try was made")
 
 
@@ -107,6 +110,10 @@ def evaluation_id(trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> s
     """Equal for the same evaluator on the same record, so that a repeat is a duplicate (RULES V1)."""
     content = [trajectory.session_id, trajectory.attempt, digest, spec.model_dump(mode="json")]
     return hashlib.blake2b(dump_json(content), digest_size=16).hexdigest()
+
+
+def not_graded(reason: str, metadata: dict[str, Any]) -> EvalResult:
+    return EvalResult(not_graded=reason, verdict=Verdict.NOT_GRADED, metadata=metadata)
 
 
 def checked(result: object) -> EvalResult:
@@ -130,7 +137,9 @@ def _is_cancelled() -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """An evaluator that builds an invalid result meets the model's own refusal."""
+    """An evaluator that builds an invalid result meets the model's own refusal; a typed error names its reason."""
+    if isinstance(error, InfrastructureError | NotGradedError):
+        return error.reason
     refused = isinstance(error, ValidationError) and error.title == EvalResult.__name__
     return INVALID_RESULT if refused or isinstance(error, InvalidResultError) else EVALUATOR_ERROR
 
@@ -167,7 +176,10 @@ def _given_up(evaluation: Evaluation, limit: int) -> Evaluation:
     return evaluation.replace(
         outcome_reward=None,
         trace_rewards=None,
+        turn_rewards=None,
+        token_rewards=None,
         components=None,
         not_graded=INVALID_RESULT,
+        verdict=Verdict.NOT_GRADED,
         metadata={"error": f"the result is larger than {limit} bytes"},
     )

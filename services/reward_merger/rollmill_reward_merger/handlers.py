@@ -36,15 +36,15 @@ class RewardMergerStage(Stage[Held]):
     """``built`` and ``evaluations`` in, revisions of ``trajectories`` out.
 
     ``partitions`` is the number of the co-partitioned topics: an evaluation on another partition than its session's
-    is sent on (RULES M3), a trajectory there is a dead letter.
+    is sent on (RULES M3), a trajectory there is a dead letter. ``largest``: most bytes of a trajectory.
     """
 
     name = "reward-merger"
     inputs = (BUILT, EVALUATIONS)
     state_topic = STATE_REWARD_MERGER
 
-    def __init__(self, *, partitions: int, windows: Windows) -> None:
-        self._partitions = partitions
+    def __init__(self, *, partitions: int, windows: Windows, largest: int = TRAJECTORIES.max_bytes) -> None:
+        self._partitions, self._largest = partitions, largest
         self._windows = windows
         self._watches: dict[int, Watch] = {}
 
@@ -56,11 +56,11 @@ class RewardMergerStage(Stage[Held]):
         value = record.read()
         if isinstance(value, Trajectory):
             self._refuse_misplaced(value, record)
-            return _built(state, value)
+            return _built(state, value, self._largest)
         if not isinstance(value, Evaluation):
             raise TypeError(f"{record.topic.name} holds {type(value).__name__}")
         home = self._home(value)
-        return _sent_on(record, value, home) if home != record.partition else _evaluation(state, value)
+        return _sent_on(record, value, home) if home != record.partition else _evaluation(state, value, self._largest)
 
     def tick(self, state: StateView[Held], view: TaskView) -> Effects:
         watch = self._watches.setdefault(view.partition, Watch(self._windows))
@@ -81,15 +81,15 @@ class RewardMergerStage(Stage[Held]):
             )
 
 
-def _built(state: StateView[Held], trajectory: Trajectory) -> Effects:
+def _built(state: StateView[Held], trajectory: Trajectory, largest: int) -> Effects:
     key, payload = key_of(trajectory), pack_trajectory(trajectory)
     digest = short_hash(payload)
     earlier = state.get(key) or state.get(key + CLOSED_OF)
     if isinstance(earlier, (Built, Closed)):
         return _again(trajectory, same=earlier.digest == digest)
-    _refuse_too_large(trajectory, len(payload))
+    _refuse_too_large(trajectory, len(payload), largest - HEADROOM)
     said = answers_to(state, key)
-    emits, counts = _emits(trajectory, said, after=0)
+    emits, counts = _emits(trajectory, said, largest, after=0)
     closing = _closing(said)
     if closing is not None:
         return _close(key, digest, said, closing, emits, counts)
@@ -108,13 +108,12 @@ def _again(trajectory: Trajectory, *, same: bool) -> Effects:
     return Effects(counts={"duplicates": 1})
 
 
-def _refuse_too_large(trajectory: Trajectory, size: int) -> None:
-    limit = TRAJECTORIES.max_bytes - HEADROOM
+def _refuse_too_large(trajectory: Trajectory, size: int, limit: int) -> None:
     if size > limit and len(pack_trajectory(without_texts(trajectory))) > limit:
         raise PoisonRecordError("too_large", f"{size} bytes leave no room for rewards, at most {limit} do")
 
 
-def _evaluation(state: StateView[Held], evaluation: Evaluation) -> Effects:
+def _evaluation(state: StateView[Held], evaluation: Evaluation, largest: int) -> Effects:
     key = key_of(evaluation)
     marker = state.get(key + CLOSED_OF)
     if isinstance(marker, Closed):
@@ -130,7 +129,7 @@ def _evaluation(state: StateView[Held], evaluation: Evaluation) -> Effects:
     if is_asked(evaluation, Timer.FORGOTTEN):
         return _forget_orphans(key, said, built)
     if isinstance(built, Built):
-        return _joined(key, built, said, evaluation)
+        return _joined(key, built, said, evaluation, largest)
     return Effects(deltas=(_answer(key, evaluation),), counts={"evaluations_waiting": 1})
 
 
@@ -141,9 +140,9 @@ def _refuse_too_many(said: tuple[Evaluation, ...], evaluation: Evaluation) -> No
         )
 
 
-def _joined(key: str, built: Built, said: tuple[Evaluation, ...], evaluation: Evaluation) -> Effects:
+def _joined(key: str, built: Built, said: tuple[Evaluation, ...], evaluation: Evaluation, largest: int) -> Effects:
     after = len(beginnings(built.trajectory.spec, said))
-    emits, counts = _emits(built.trajectory, (*said, evaluation), after=after)
+    emits, counts = _emits(built.trajectory, (*said, evaluation), largest, after=after)
     if is_asked(evaluation, Timer.REVISIONS_CLOSED):
         return _close(key, built.digest, said, evaluation, emits, counts)
     if is_timer(evaluation) and not emits:
@@ -158,18 +157,18 @@ def _answer(key: str, evaluation: Evaluation, *, went_on: bool = False) -> Delta
 
 
 def _emits(
-    trajectory: Trajectory, said: tuple[Evaluation, ...], *, after: int
+    trajectory: Trajectory, said: tuple[Evaluation, ...], largest: int, *, after: int
 ) -> tuple[tuple[Emit, ...], Mapping[str, int]]:
     merged = revisions(trajectory, said, after=after)
     graded = sum(item.graded for item in merged)
     counts = {"trajectories": len(merged), "graded": graded, "ungraded": len(merged) - graded}
-    return tuple(map(_emit, merged)), {name: amount for name, amount in counts.items() if amount}
+    return tuple(_emit(item, largest) for item in merged), {name: amount for name, amount in counts.items() if amount}
 
 
-def _emit(trajectory: Trajectory) -> Emit:
+def _emit(trajectory: Trajectory, largest: int) -> Emit:
     """Encoded here, because the size decides what fits; the units travel in a header (RULES L2)."""
     headers = (manifest_header(trajectory.manifest), (CONTENT_TYPE, MSGPACK.encode()))
-    return Emit(TRAJECTORIES, trajectory.session_id, fit(trajectory, TRAJECTORIES.max_bytes), headers)
+    return Emit(TRAJECTORIES, trajectory.session_id, fit(trajectory, largest), headers)
 
 
 def _closing(said: tuple[Evaluation, ...]) -> Evaluation | None:
@@ -212,6 +211,8 @@ def _late(evaluation: Evaluation) -> Effects:
 def _said_again(evaluation: Evaluation, *, same: bool) -> Effects:
     if same or is_timer(evaluation):
         return Effects(counts={"duplicates": 1})
+    if evaluation.repeatable:
+        return Effects(counts={"repeats_with_another_result": 1})
     raise PoisonRecordError(
         "conflict",
         f"evaluation {evaluation.evaluation_id} of session {evaluation.session_id} came before, with other content: "

@@ -20,7 +20,17 @@ HASH = 8
 """Bytes of a hash in a marker."""
 AT = struct.Struct("<d")
 
-IDENTITY = ("evaluator", "supersedes", "final", "outcome_reward", "trace_rewards", "not_graded", "components")
+IDENTITY = (
+    "evaluator",
+    "supersedes",
+    "final",
+    "outcome_reward",
+    "trace_rewards",
+    "turn_rewards",
+    "token_rewards",
+    "not_graded",
+    "components",
+)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,16 @@ Frozen pydantic models; token arrays are numpy arrays (`rollmill.models.arrays`)
 """
 
 from rollmill.models.arrays import JsonBytes, LogProbs, LossMask, TokenIds, Values
-from rollmill.models.base import EventTime, FiniteFloat, Identifier, Record, dump_json, is_identifier
+from rollmill.models.base import (
+    LARGEST_REWARD,
+    EventTime,
+    FiniteFloat,
+    Identifier,
+    Record,
+    Reward,
+    dump_json,
+    is_identifier,
+)
 from rollmill.models.batch import (
     EXTRA,
     TENSORS,
@@ -34,7 +43,7 @@ from rollmill.models.completion import (
     SessionOpened,
     SessionStatus,
 )
-from rollmill.models.evaluation import EvalResult, Evaluation
+from rollmill.models.evaluation import EvalResult, Evaluation, Verdict
 from rollmill.models.outcome import DeadLetterInfo, Disposition, Outcome, outcome
 from rollmill.models.session import (
     PauseMode,
@@ -45,7 +54,7 @@ from rollmill.models.session import (
     SessionState,
     replica_key,
 )
-from rollmill.models.specs import EvaluatorSpec, Purpose, SessionSpec, StrategySpec
+from rollmill.models.specs import EvaluatorSpec, Purpose, RewardRule, SessionSpec, StrategySpec
 from rollmill.models.trajectory import ExcludedUnits, Trace, TraceTurn, Trajectory, TrajectoryStatus
 from rollmill.models.units import Manifest, Unit, tokens_by_version
 from rollmill.models.versions import (
@@ -67,6 +76,7 @@ from rollmill.models.versions import (
 
 __all__ = [
     "EXTRA",
+    "LARGEST_REWARD",
     "TENSORS",
     "BatchHeader",
     "CallKind",
@@ -101,6 +111,8 @@ __all__ = [
     "Record",
     "RefillRequest",
     "ReplicaEntry",
+    "Reward",
+    "RewardRule",
     "Rewound",
     "SampledChoice",
     "SamplingParams",
@@ -126,6 +138,7 @@ __all__ = [
     "TrajectoryStatus",
     "Unit",
     "Values",
+    "Verdict",
     "VersionRun",
     "VersionRuns",
     "append_run",

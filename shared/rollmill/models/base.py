@@ -62,6 +62,12 @@ def _finite(value: float) -> float:
 FiniteFloat = Annotated[float, BeforeValidator(_refuse_lookalikes), AfterValidator(_finite)]
 """A finite float. ``bool``, text, NaN and the infinities are refused, never coerced."""
 
+LARGEST_REWARD = 3.4e38
+"""Batches hold rewards as float32."""
+
+Reward = Annotated[FiniteFloat, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
+"""A finite float that float32 holds."""
+
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 """A whole number from 0; ``true``, text and ``1.0`` are refused."""
 

@@ -2,33 +2,67 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from rollmill.models.base import EventTime, FiniteFloat, Identifier, PositiveInt, Record
+from rollmill.models.base import EventTime, FiniteFloat, Identifier, PositiveInt, Record, Reward
+
+
+class Verdict(StrEnum):
+    """What became of what a session handed in, beside its reward.
+
+    ``failed_to_apply``, ``empty_patch`` and ``timed_out`` are the session's own doing: the evaluator's config says
+    what reward each carries, or that it carries none. ``not_graded`` is infrastructure and never carries one.
+    """
+
+    GRADED = "graded"
+    FAILED_TO_APPLY = "failed_to_apply"
+    EMPTY_PATCH = "empty_patch"
+    TIMED_OUT = "timed_out"
+    NOT_GRADED = "not_graded"
 
 
 class EvalResult(Record):
     """What an evaluator returns: rewards, or ``not_graded`` with a reason.
 
-    Numbers as text, booleans, NaN and the infinities are refused. ``trace_rewards`` needs one entry per trace and
-    wins over ``outcome_reward`` for the traces; a None entry leaves that trace ungraded. Both None and no
-    ``not_graded`` is a grader without an opinion: rewards stay None.
+    Numbers as text, booleans, NaN, the infinities and what float32 cannot hold are refused. ``trace_rewards`` needs
+    one entry per trace and wins over ``outcome_reward`` for the traces; a None entry leaves that trace ungraded.
+    Nothing at all and no ``not_graded`` is a grader without an opinion: rewards stay None.
+
+    ``turn_rewards`` and ``token_rewards`` say where in a trace more reward was earned, on top of the other two: they
+    become the traces' ``token_rewards``. Alone, their sum is the trace's reward.
     """
 
-    outcome_reward: FiniteFloat | None = None
-    trace_rewards: tuple[FiniteFloat | None, ...] | None = None
+    outcome_reward: Reward | None = None
+    trace_rewards: tuple[Reward | None, ...] | None = None
+    turn_rewards: tuple[tuple[Reward | None, ...] | None, ...] | None = None
+    """One entry per trace, in it one per turn: given at the turn's last token. None: nothing there."""
+    token_rewards: tuple[tuple[Reward, ...] | None, ...] | None = None
+    """One entry per trace, in it one per response token. None: nothing there."""
     not_graded: str | None = None
     """Reason code of an infrastructure failure, deadline or refusal; never a number."""
+    verdict: Verdict | None = None
+    """None: the evaluator says no more than its reward."""
     components: dict[str, FiniteFloat] | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _graded_or_not(self) -> Self:
-        if self.not_graded is not None and (self.outcome_reward is not None or self.trace_rewards is not None):
+        if self.not_graded is not None and self.has_reward:
             raise ValueError("a result is graded or not_graded, not both")
+        if self.verdict is Verdict.GRADED and self.not_graded is not None:
+            raise ValueError("verdict graded contradicts not_graded")
+        if self.verdict is Verdict.NOT_GRADED and self.not_graded is None:
+            raise ValueError("verdict not_graded needs a reason in not_graded")
         return self
+
+    @property
+    def has_reward(self) -> bool:
+        """False: no reward of any kind is given."""
+        given = (self.outcome_reward, self.trace_rewards, self.turn_rewards, self.token_rewards)
+        return any(rewards is not None for rewards in given)
 
 
 class Evaluation(EvalResult):
@@ -43,6 +77,9 @@ class Evaluation(EvalResult):
     """The evaluation that this one revises; None for a first word."""
     final: bool = False
     """True only in the deadline's own record: stop waiting for whatever is missing."""
+    repeatable: bool = False
+    """True: the id names the work and not its result, and who repeats the work may come to another result (RULES V1);
+    the first one stands. False: the same id with another result is a conflict."""
     version: str | None = None
     duration_seconds: FiniteFloat | None = Field(default=None, ge=0)
     at: EventTime = 0.0

@@ -18,6 +18,22 @@ class Purpose(StrEnum):
     COLLECT = "collect"
 
 
+class RewardRule(StrEnum):
+    """How the grades of several evaluators become one reward.
+
+    The mean and the sum use the weights, and like the minimum and the maximum (of each trace by itself) they need a
+    grade from each evaluator. ``first`` takes the first graded one in the order of the spec: a fallback. ``last`` takes
+    the one that was said last: a person's word after a machine's.
+    """
+
+    WEIGHTED_MEAN = "weighted_mean"
+    WEIGHTED_SUM = "weighted_sum"
+    MIN = "min"
+    MAX = "max"
+    FIRST = "first"
+    LAST = "last"
+
+
 class StrategySpec(Record):
     """A strategy by registered name or ``module:ClassName``, constructed as ``Class(**config)``."""
 
@@ -31,7 +47,7 @@ class EvaluatorSpec(StrategySpec):
     name: Identifier | None = None
     """None: the strategy's name with ``:`` written as ``.``."""
     weight: FiniteFloat = Field(default=1.0, ge=0)
-    """Share in the weighted mean of several evaluators; 0: awaited and kept as provenance, never counted."""
+    """In the weighted mean or sum of several evaluators; 0: awaited and kept as provenance, never counted."""
 
     @property
     def label(self) -> str:
@@ -53,6 +69,7 @@ class SessionSpec(Record):
     builder: StrategySpec = StrategySpec(strategy="prefix_merging")
     evaluators: tuple[EvaluatorSpec, ...] = ()
     """Empty: the session is emitted ungraded at once (RULES M2)."""
+    reward_rule: RewardRule = RewardRule.WEIGHTED_MEAN
     deadline_seconds: FiniteFloat = Field(default=3600.0, gt=0)
     """From opening; then the session is closed as TIMEOUT and partial traces are kept."""
     idle_seconds: FiniteFloat = Field(default=1800.0, gt=0)

@@ -6,6 +6,8 @@ topics and one-megabyte fetches; nothing else in the tree constructs a client.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -20,6 +22,7 @@ MAX_REQUEST = 11 * 2**20
 """A dead letter of 9 MiB with headers fits; the topic's own limit is the tighter one."""
 MAX_BATCH = 2**20
 FETCH = 12 * 2**20
+STOP_SECONDS = 5.0
 
 
 class KafkaClients:
@@ -72,6 +75,13 @@ class KafkaClients:
 
     def admin(self) -> AIOKafkaAdminClient:
         return AIOKafkaAdminClient(**self._common())
+
+
+async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
+    """Bounded (RULES T5): a consumer that gets no answer to its good-bye is left."""
+    with suppress(Exception):
+        async with asyncio.timeout(STOP_SECONDS):
+            await consumer.stop()
 
 
 def faststream_broker(settings: KafkaSettings) -> KafkaBroker:

@@ -16,11 +16,15 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 
 from rollmill.codec import Headers
-from rollmill.errors import FencedError
+from rollmill.errors import FatalError, FencedError
 from rollmill.failpoints import Failpoint, Failpoints
 
 STOP_SECONDS = 5.0
 FENCED_CODES = (47, 90)
+REFUSED_CODES = (2, 10, 18, 32, 44, 87)
+"""Corrupt, too large (a record, a batch), bad timestamp, against a policy, invalid."""
+FORBIDDEN_CODES = (29, 30, 31, 53, 58)
+"""Not allowed: topic, group, cluster, transactional id; and no authentication."""
 
 Offset = int | tuple[int, str]
 """An offset to commit, with metadata where a tuple."""
@@ -43,11 +47,14 @@ class Outgoing:
 
 
 class TransactionFailedError(Exception):
-    """A transaction did not commit, or nobody knows. ``retryable``: the same records may go through later."""
+    """A transaction did not commit, or nobody knows.
 
-    def __init__(self, message: str, *, retryable: bool) -> None:
+    ``refused``: the broker refuses one of its records for what it is, and will do so again. All else may pass.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
-        self.retryable = retryable
+        self.refused = refused
 
 
 class Transaction:
@@ -104,16 +111,26 @@ def is_fenced(error: BaseException) -> bool:
     return isinstance(error, (ProducerFenced, InvalidProducerEpoch)) or getattr(error, "errno", None) in FENCED_CODES
 
 
+def refuse_forbidden(error: BaseException) -> None:
+    """Raise FatalError where somebody has to give this process a right first; trying again would only hide it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(cause, "errno", None) in FORBIDDEN_CODES:
+            raise FatalError(f"the broker does not allow this: {type(cause).__name__}: {cause}") from error
+        cause = cause.__cause__
+
+
 def translate(error: Exception) -> Exception:
     """Rollmill's word for whatever a client call raised."""
     if is_fenced(error):
         return FencedError("another process has taken this task (the broker fenced this producer)")
     if isinstance(error, TimeoutError):
-        return TransactionFailedError("the broker did not answer in time", retryable=True)
+        return TransactionFailedError("the broker did not answer in time")
     if isinstance(error, KafkaError):
-        return TransactionFailedError(f"{type(error).__name__}: {error}", retryable=bool(error.retriable))
+        refused = getattr(error, "errno", None) in REFUSED_CODES
+        return TransactionFailedError(f"{type(error).__name__}: {error}", refused=refused)
     # AssertionError and IllegalOperation say that the producer is finished; its first error was reported before.
-    return TransactionFailedError(f"{type(error).__name__}: {error}", retryable=True)
+    return TransactionFailedError(f"{type(error).__name__}: {error}")
 
 
 async def stop_producer(producer: AIOKafkaProducer) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import orjson
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
-from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.clients import KafkaClients, stop_consumer
 from rollmill.models import dump_json
 
 OWNER = "!owner"
 POSITION = "!position"
+META = b"!"
+"""No state key begins like this."""
 POLL_MS = 200
 
 
@@ -36,63 +41,85 @@ class Position:
 class Tail:
     """What was found in a changelog partition from some offset on."""
 
-    owner: str | None = None
+    owners: list[str] = field(default_factory=list)
+    """Every claim, in order."""
     position: Position | None = None
     next_offset: int = 0
-    live: dict[str, bytes] = field(default_factory=dict)
+    live: dict[bytes, bytes] = field(default_factory=dict)
+    """Payloads by changelog key. Keys and payloads stay as they came: most of what is read is dead."""
 
-    def take(self, key: str, value: bytes | None, offset: int) -> None:
-        self.next_offset = offset + 1
-        if key == OWNER:
-            self.owner = None if value is None else value.decode()
-        elif key == POSITION:
-            self.position = None if value is None else Position.decode(value)
+    def take(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        key, value = record.key, record.value
+        self.next_offset = record.offset + 1
+        if key[:1] == META:
+            self._take_meta(key.decode(), value)
         elif value is None:
             self.live.pop(key, None)
         else:
             self.live[key] = value
 
+    def _take_meta(self, key: str, value: bytes | None) -> None:
+        if key == OWNER and value is not None:
+            self.owners.append(value.decode())
+        elif key == POSITION:
+            self.position = None if value is None else Position.decode(value)
 
-async def read_to_end(clients: KafkaClients, partition: TopicPartition, start: int | None) -> Tail:
-    """Everything committed from ``start`` (None: the beginning) to the last stable offset."""
-    return await _read(clients, partition, start, owner=None)
 
+class ChangelogReader:
+    """Reads one changelog partition, committed records only.
 
-async def read_to_owner(clients: KafkaClients, partition: TopicPartition, start: int | None, owner: str) -> Tail:
-    """Everything from ``start`` until this owner's own record comes back.
-
-    End offsets are not trusted: under read_committed they are the last stable offset.
+    ``deadline_seconds``: without an answer for so long a read is given up with TimeoutError; what it has found by then
+    does not count. Every new record starts it again, so a long log may take longer.
     """
-    return await _read(clients, partition, start, owner=owner)
 
+    def __init__(self, clients: KafkaClients, partition: TopicPartition, deadline_seconds: float) -> None:
+        self._clients, self._partition, self._deadline = clients, partition, deadline_seconds
 
-async def _read(clients: KafkaClients, partition: TopicPartition, start: int | None, owner: str | None) -> Tail:
-    consumer = clients.consumer(reset="earliest")
-    await consumer.start()
-    try:
-        consumer.assign([partition])
-        if start is None:
-            await consumer.seek_to_beginning(partition)
-        else:
-            consumer.seek(partition, start)
-        return await _follow(consumer, partition, owner)
-    finally:
-        await consumer.stop()
+    async def end(self) -> int:
+        """The last stable offset."""
+        async with asyncio.timeout(self._deadline), self._consumer() as consumer:
+            return await self._end(consumer)
 
+    async def to_end(self, start: int) -> Tail:
+        """Everything from ``start`` to the last stable offset."""
+        tail = Tail(next_offset=start)
+        async with asyncio.timeout(self._deadline) as limit, self._consumer() as consumer:
+            consumer.seek(self._partition, start)
+            end = await self._end(consumer)
+            while await consumer.position(self._partition) < end:
+                await self._read(consumer, tail, limit)
+        return tail
 
-async def _follow(consumer: AIOKafkaConsumer, partition: TopicPartition, owner: str | None) -> Tail:
-    tail = Tail()
-    end = (await consumer.end_offsets([partition]))[partition]
-    while not await _finished(consumer, partition, tail, owner, end):
-        for records in (await consumer.getmany(partition, timeout_ms=POLL_MS)).values():
+    async def to_owner(self, start: int | None, owner: str) -> Tail:
+        """Everything from ``start`` (None: the beginning) until this owner's own record comes back.
+
+        End offsets are not trusted: under read_committed they are the last stable offset.
+        """
+        tail = Tail()
+        async with asyncio.timeout(self._deadline) as limit, self._consumer() as consumer:
+            if start is None:
+                await consumer.seek_to_beginning(self._partition)
+            else:
+                consumer.seek(self._partition, start)
+            while not tail.owners or tail.owners[-1] != owner:
+                await self._read(consumer, tail, limit)
+        return tail
+
+    async def _read(self, consumer: AIOKafkaConsumer, tail: Tail, limit: asyncio.Timeout) -> None:
+        for records in (await consumer.getmany(self._partition, timeout_ms=POLL_MS)).values():
             for record in records:
-                tail.take(record.key.decode(), record.value, record.offset)
-    return tail
+                tail.take(record)
+            limit.reschedule(asyncio.get_running_loop().time() + self._deadline)
 
+    async def _end(self, consumer: AIOKafkaConsumer) -> int:
+        return int((await consumer.end_offsets([self._partition]))[self._partition])
 
-async def _finished(
-    consumer: AIOKafkaConsumer, partition: TopicPartition, tail: Tail, owner: str | None, end: int
-) -> bool:
-    if owner is not None:
-        return tail.owner == owner
-    return bool(await consumer.position(partition) >= end)
+    @asynccontextmanager
+    async def _consumer(self) -> AsyncIterator[AIOKafkaConsumer]:
+        consumer = self._clients.consumer(reset="earliest")
+        try:
+            await consumer.start()
+            consumer.assign([self._partition])
+            yield consumer
+        finally:
+            await stop_consumer(consumer)

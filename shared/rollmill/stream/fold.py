@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -16,6 +17,9 @@ from rollmill.stream.stage import Effects, InputRecord, Stage, TaskView
 from rollmill.stream.state import TaskState, origin_of
 
 V = TypeVar("V")
+
+YIELD_SECONDS = 0.010
+"""Longest fold without giving the event loop a turn (RULES C5)."""
 
 
 @dataclass
@@ -45,8 +49,15 @@ class Fold(Generic[V]):
         self.budget = self._fresh_budget(0.0)
         self._condemned: dict[tuple[str, int], str] = {}
 
-    def restore(self, live: Mapping[str, bytes]) -> None:
-        self.state.restore(live.items())
+    async def restore(self, live: dict[bytes, bytes]) -> None:
+        """Fold the live changelog records, which are used up; the event loop gets its turns (RULES C5)."""
+        self.state = TaskState[V](self._stage.apply)
+        now = asyncio.get_running_loop().time
+        until = now() + YIELD_SECONDS
+        for _ in self.state.restoring(live):
+            if now() > until:
+                await asyncio.sleep(0)
+                until = now() + YIELD_SECONDS
 
     def settle(self, level: float, *, committed: bool) -> None:
         """Keep or undo what was done since the last commit; ``level`` is the dead-letter level then."""

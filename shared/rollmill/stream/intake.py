@@ -6,18 +6,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
 from rollmill.errors import ConfigurationError, FatalError
-from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.clients import KafkaClients, stop_consumer
 from rollmill.settings import ServiceSettings
 from rollmill.stream.identity import TaskIdentity
 from rollmill.stream.stage import InputRecord
 
-STOP_SECONDS = 5.0
 KEEP_UP_SECONDS = 5.0
 
 
@@ -55,9 +53,7 @@ class Intake:
         return dict(self._reached)
 
     async def close(self) -> None:
-        with suppress(Exception):
-            async with asyncio.timeout(STOP_SECONDS):
-                await self._consumer.stop()
+        await stop_consumer(self._consumer)
 
     async def poll(self, max_records: int) -> list[ConsumerRecord]:
         """The next records, at most ``poll_bytes`` of them; what is left waits, and nothing more is fetched for it."""
@@ -106,17 +102,23 @@ class Intake:
         return lags
 
     async def _fetch(self) -> None:
+        async with asyncio.timeout(self._settings.deadline_seconds):
+            found = await self._getmany()
+            for records in found.values():
+                self._backlog.extend(records)
+            for partition in self._topics:
+                self._reached[self._identity.slot(partition)] = await self._consumer.position(partition)
+        self._look_up(empty=not found)
+
+    async def _getmany(self) -> Mapping[TopicPartition, list[ConsumerRecord]]:
+        settings = self._settings
         try:
-            found = await self._consumer.getmany(
-                timeout_ms=self._settings.poll_ms, max_records=self._settings.poll_records
+            found: Mapping[TopicPartition, list[ConsumerRecord]] = await self._consumer.getmany(
+                timeout_ms=settings.poll_ms, max_records=settings.poll_records
             )
         except OffsetOutOfRangeError as error:
             raise FatalError(f"records were deleted before they were read: {error}") from error
-        for records in found.values():
-            self._backlog.extend(records)
-        for partition in self._topics:
-            self._reached[self._identity.slot(partition)] = await self._consumer.position(partition)
-        self._look_up(empty=not found)
+        return found
 
     def _look_up(self, *, empty: bool) -> None:
         """A busy partition never polls empty, so beside that the watermarks of a while ago are compared."""
@@ -149,8 +151,9 @@ class Intake:
 
     async def _becomes(self, partition: TopicPartition, position: int) -> bool:
         """Offsets of a transaction show a moment after its marker: look again for a while."""
-        until = time.monotonic() + self._settings.deadline_seconds
-        while time.monotonic() < until:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.deadline_seconds
+        while loop.time() < until:
             if await self._consumer.committed(partition) == position:
                 return True
             await asyncio.sleep(0.1)

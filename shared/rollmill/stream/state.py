@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Generic, TypeVar
 
 from rollmill.models import Manifest
@@ -37,11 +38,16 @@ def origin_of(topic_index: int, partition: int, offset: int) -> str:
 
 
 REPLACING = "="
+REPLACED = f"/{REPLACING}"
 
 
 def state_key_of(changelog_key: str) -> str:
     """The state key that a changelog key belongs to."""
     return changelog_key.rpartition("/")[0]
+
+
+def _state_key(changelog_key: bytes) -> bytes:
+    return changelog_key.rpartition(b"/")[0]
 
 
 class TaskState(StateView[V], Generic[V]):
@@ -68,9 +74,20 @@ class TaskState(StateView[V], Generic[V]):
 
     def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
         """Fold live changelog records, in the order of their keys; the same `apply` as live processing."""
-        for name, payload in sorted(records):
-            self._fold(state_key_of(name), name, payload, replaces=name.endswith(f"/{REPLACING}"))
-        self.commit()
+        for _ in self.restoring({name.encode(): payload for name, payload in records}):
+            pass
+
+    def restoring(self, live: dict[bytes, bytes]) -> Iterator[None]:
+        """`restore` record by record. Payloads leave ``live`` as they are folded, so that they are held once."""
+        ordered = sorted(live, key=lambda name: (_state_key(name), name))
+        for key, group in groupby(ordered, key=_state_key):
+            names = tuple(name.decode() for name in group)
+            value: V | None = None
+            for name in names:
+                before = None if name.endswith(REPLACED) else value
+                value = self._apply(key.decode(), before, live.pop(name.encode()))
+                yield
+            self._put(key.decode(), value, names)
 
     def commit(self) -> None:
         self._undo.clear()

@@ -17,10 +17,17 @@ from aiokafka.errors import KafkaError
 from rollmill.errors import FatalError, FencedError
 from rollmill.failpoints import Failpoint, Failpoints
 from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.transaction import Outgoing, Transaction, TransactionFailedError, abandon, stop_producer
+from rollmill.kafka.transaction import (
+    Outgoing,
+    Transaction,
+    TransactionFailedError,
+    abandon,
+    refuse_forbidden,
+    stop_producer,
+)
 from rollmill.settings import ServiceSettings
-from rollmill.stream.changelog import OWNER, POSITION, Position, Tail, read_to_end, read_to_owner
-from rollmill.stream.fold import Fold, Work
+from rollmill.stream.changelog import OWNER, POSITION, ChangelogReader, Position, Tail
+from rollmill.stream.fold import YIELD_SECONDS, Fold, Work
 from rollmill.stream.identity import TaskIdentity
 from rollmill.stream.intake import Intake
 from rollmill.stream.stage import Stage, TaskView
@@ -32,8 +39,6 @@ V = TypeVar("V")
 
 log = structlog.get_logger(__name__)
 
-YIELD_SECONDS = 0.010
-"""Longest fold without giving the event loop a turn (RULES C5)."""
 MAX_UNACKNOWLEDGED = 32 * 2**20
 """Output bytes after which a poll batch is committed in parts (RULES T6 allows 64 MiB)."""
 REFUSALS_BEFORE_ISOLATION = 2
@@ -65,9 +70,13 @@ class Task(Generic[V]):
         self._intake: Intake | None = None
         self._committed: Position | None = None
         self._attempted: Position | None = None
+        self._changelog = ChangelogReader(tools.clients, identity.changelog, tools.settings.deadline_seconds)
         self._changelog_next: int | None = None
-        """Changelog offset from which nothing is known yet; None before the first restore."""
+        """Changelog offset from which on nothing is known; claims of others behind it fence this process."""
+        self._restored = False
         self._next_tick = 0.0
+        self._failures = 0
+        """Since the last commit."""
         self._refusals = 0
         self._isolated = 0
         """Records that still go one per transaction."""
@@ -78,16 +87,14 @@ class Task(Generic[V]):
 
         Raises FencedError when another owner has taken over, FatalError when nothing sensible can be done.
         """
-        failures = 0
         try:
             while not stop.is_set():
                 try:
                     await self._open()
-                    failures = 0
                     await self._serve(stop)
                 except (TransactionFailedError, KafkaError, OSError, TimeoutError) as error:
-                    failures += 1
-                    await self._recover(error, stop, failures)
+                    refuse_forbidden(error)
+                    await self._recover(error, stop)
         finally:
             self._tools.health.ready(self.part, ready=False)
             await self._close()
@@ -103,52 +110,62 @@ class Task(Generic[V]):
             await self._producer.start()
         self._claims += 1
         claim = f"{self._owner}.{self._claims}"
-        await self._write([self._changelog(OWNER, claim.encode())])
+        await self._write([self._meta(OWNER, claim.encode())])
         self._tools.failpoints.reach(Failpoint.RESTORE_CLAIMED)
-        tail = await read_to_owner(self._tools.clients, self.identity.changelog, self._changelog_next, claim)
+        tail = await self._changelog.to_owner(self._changelog_next if self._restored else None, claim)
         self._tools.failpoints.reach(Failpoint.RESTORE_READ)
-        self._settle(tail)
+        await self._settle(tail)
         await self._seek()
         self._tools.metrics.observe("restore_seconds", time.monotonic() - began)
         self._log.info("task ready", state_keys=len(self.fold.state), offsets=self._position().offsets)
         self._tools.health.ready(self.part)
 
     async def _refuse_if_superseded(self) -> None:
-        """A producer is re-created only while the newest owner is this process (RULES T4)."""
+        """A producer is re-created only while nobody has claimed the task after this process (RULES T4)."""
         if self._changelog_next is None:
-            return
-        tail = await read_to_end(self._tools.clients, self.identity.changelog, self._changelog_next)
-        if tail.owner is not None and not tail.owner.startswith(self._owner):
+            self._changelog_next = await self._changelog.end()
+        else:
+            self._refuse_claims(await self._changelog.to_end(self._changelog_next))
+
+    def _refuse_claims(self, tail: Tail) -> None:
+        if any(not owner.startswith(self._owner) for owner in tail.owners):
             raise FencedError(f"task {self.part} is owned by another process now")
 
-    def _settle(self, tail: Tail) -> None:
+    async def _settle(self, tail: Tail) -> None:
         """Restore at the first start; later find out whether the transaction in doubt was committed."""
-        if self._changelog_next is None:
-            self.fold.restore(tail.live)
-            self._committed = tail.position
-        elif tail.position is not None:
-            if tail.position != self._attempted:
-                raise FatalError(f"{self.part}: the changelog holds a position that this process never wrote")
-            self._committed = tail.position
-        committed = tail.position is not None
-        level = self._committed.dead_letter_level if self._committed else 0.0
-        self.fold.settle(level, committed=committed)
+        if self._restored:
+            self._refuse_claims(tail)
+            self._find_out(tail.position)
+        else:
+            await self.fold.restore(tail.live)
+            self._committed, self._restored = tail.position, True
+        self.fold.settle(self._level(), committed=tail.position is not None)
         self._attempted = None
         self._changelog_next = tail.next_offset
 
-    async def _seek(self) -> None:
-        self._intake = Intake(self.identity, self._tools.clients, self._tools.settings)
-        offsets = await self._intake.open(self._committed.offsets if self._committed else None)
-        level = self._committed.dead_letter_level if self._committed else 0.0
-        self._committed = Position(offsets, level)
+    def _find_out(self, position: Position | None) -> None:
+        if position is not None and position != self._attempted:
+            raise FatalError(f"{self.part}: the changelog holds a position that this process never wrote")
+        self._committed = position or self._committed
 
-    async def _recover(self, error: Exception, stop: asyncio.Event, failures: int) -> None:
+    async def _seek(self) -> None:
+        self._intake = intake = Intake(self.identity, self._tools.clients, self._tools.settings)
+        try:
+            async with asyncio.timeout(2 * self._tools.settings.deadline_seconds):
+                offsets = await intake.open(self._committed.offsets if self._committed else None)
+        except FatalError:
+            await self._refuse_if_superseded()  # what contradicts the changelog may be a new owner's work
+            raise
+        self._committed = Position(offsets, self._level())
+
+    async def _recover(self, error: Exception, stop: asyncio.Event) -> None:
+        self._failures += 1
         self._tools.health.ready(self.part, ready=False)
         self._tools.metrics.count("task_failures")
         self._log.warning("task failed, starting it again", error=str(error), kind=type(error).__name__)
         await self._close(abandoned=True)
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), min(0.1 * 2**failures, MAX_BACKOFF))
+            await asyncio.wait_for(stop.wait(), min(0.1 * 2 ** min(self._failures, 10), MAX_BACKOFF))
 
     async def _close(self, *, abandoned: bool = False) -> None:
         intake, producer = self._intake, self._producer
@@ -162,15 +179,15 @@ class Task(Generic[V]):
     # ---- serving -------------------------------------------------------------------------------------------------
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        intake = self._opened()
+        intake, loop = self._opened(), asyncio.get_running_loop()
         while not stop.is_set():
             batch = await intake.poll(1 if self._isolated else self._tools.settings.poll_records)
             if batch:
                 await self._process(batch)
                 await self._linger(len(batch), stop)
             self._report(intake)
-            if time.monotonic() >= self._next_tick:
-                self._next_tick = time.monotonic() + self._tools.settings.timer_seconds
+            if loop.time() >= self._next_tick:
+                self._next_tick = loop.time() + self._tools.settings.timer_seconds
                 await self._tick()
 
     async def _linger(self, taken: int, stop: asyncio.Event) -> None:
@@ -181,16 +198,17 @@ class Task(Generic[V]):
                 await asyncio.wait_for(stop.wait(), settings.linger_ms / 1000)
 
     async def _process(self, batch: Sequence[ConsumerRecord]) -> None:
-        intake, work, began = self._opened(), Work(), time.monotonic()
+        intake, work, now = self._opened(), Work(), asyncio.get_running_loop().time
+        began = now()
         for raw in batch:
             record = intake.record(raw)
             self.fold.take(work, record, intake.slot(raw), intake.topic_index(record))
             if work.size > MAX_UNACKNOWLEDGED:
                 await self._commit(work, batch)
                 work = Work()
-            if time.monotonic() - began > YIELD_SECONDS:
+            if now() - began > YIELD_SECONDS:
                 await asyncio.sleep(0)
-                began = time.monotonic()
+                began = now()
         work.positions |= intake.reached()
         await self._commit(work, batch)
 
@@ -216,7 +234,7 @@ class Task(Generic[V]):
         began = time.monotonic()
         try:
             written = await self._write(
-                [*work.records, self._changelog(POSITION, position.encode())], self._opened().offsets(offsets)
+                [*work.records, self._meta(POSITION, position.encode())], self._opened().offsets(offsets)
             )
         except TransactionFailedError as error:
             self._refused(error, batch)
@@ -224,13 +242,13 @@ class Task(Generic[V]):
         self._changelog_next = written[-1] + 1
         self._committed, self._attempted = position, None
         self.fold.settle(position.dead_letter_level, committed=True)
-        self._refusals, self._isolated = 0, max(0, self._isolated - 1)
+        self._refusals, self._failures, self._isolated = 0, 0, max(0, self._isolated - 1)
         self._tools.metrics.observe("transaction_seconds", time.monotonic() - began)
         self._count(work)
 
     def _refused(self, error: TransactionFailedError, batch: Sequence[ConsumerRecord]) -> None:
         """The broker said no for good: isolate the batch after the second time, then set its culprit aside."""
-        if error.retryable:
+        if not error.refused:
             return
         self._refusals += 1
         if self._isolated and len(batch) == 1:
@@ -245,7 +263,10 @@ class Task(Generic[V]):
 
     # ---- small things --------------------------------------------------------------------------------------------
 
-    def _changelog(self, key: str, value: bytes) -> Outgoing:
+    def _level(self) -> float:
+        return self._committed.dead_letter_level if self._committed else 0.0
+
+    def _meta(self, key: str, value: bytes) -> Outgoing:
         return Outgoing(self.identity.changelog.topic, self.identity.changelog.partition, key.encode(), value)
 
     def _opened(self) -> Intake:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollmill.cli import batches_commands, dlq_commands, evals_command
+from rollmill.cli import batches_commands, blobs_commands, dlq_commands, evals_command, replay_command
 from rollmill.cli.options import AsJson, Bootstrap, Prefix, json_object, kafka_settings, on_kafka
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FatalError, InvalidInputError, RollmillError
 
@@ -21,6 +21,8 @@ app.add_typer(topics_app, name="topics")
 app.add_typer(batches_commands.app, name="batches")
 app.command("evals")(evals_command.evals)
 app.add_typer(dlq_commands.app, name="dlq")
+app.add_typer(blobs_commands.app, name="blobs")
+app.command("replay")(replay_command.replay)
 
 
 def main() -> None:

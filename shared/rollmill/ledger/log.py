@@ -35,22 +35,31 @@ class Log:
         name = topic.full_name(self.settings.prefix)
         return [TopicPartition(name, number) for number in range(topic.partitions(self.settings))]
 
-    async def read(self, topic: Topic, starts: Mapping[int, int] | None = None) -> AsyncIterator[KafkaRecord]:
+    async def read(
+        self, topic: Topic, starts: Mapping[int, int] | None = None, *, only: int | None = None
+    ) -> AsyncIterator[KafkaRecord]:
         """Records of all partitions, in order within each, up to the last stable offset as it is now.
 
-        ``starts``: first offset by partition; one that is not named is read from its beginning.
+        ``starts``: first offset by partition; one that is not named is read from its beginning. ``only``: one
+        partition alone.
         """
-        partitions = self.partitions(topic)
+        everywhere = self.partitions(topic)
+        partitions = everywhere if only is None else [everywhere[only]]
         self.consumer.assign(partitions)
         await self.consumer.seek_to_beginning(*partitions)
         for number, offset in (starts or {}).items():
-            self.consumer.seek(partitions[number], offset)
+            self.consumer.seek(everywhere[number], offset)
         ends = await self.consumer.end_offsets(partitions)
         # An empty answer is progress, too: it moves the position past the markers of transactions.
         while not await self._past(ends):
             for records in (await self.consumer.getmany(timeout_ms=POLL_MS)).values():
                 for record in records:
                     yield record
+
+    async def beginnings(self, topic: Topic) -> dict[int, int]:
+        """First offset that is still there, by partition."""
+        found = await self.consumer.beginning_offsets(self.partitions(topic))
+        return {place.partition: offset for place, offset in found.items()}
 
     async def at(self, topic: Topic, partition: int, offset: int) -> KafkaRecord:
         """The record at one offset. Raises LookupError where there is none."""

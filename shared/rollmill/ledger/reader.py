@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from rollmill.codec import decode
@@ -26,6 +26,8 @@ class LedgerReader:
     """Looks at a prefix. Outcomes that an earlier look has booked are not read again."""
 
     settings: KafkaSettings
+    takes: Callable[[Outcome], bool] = lambda _outcome: True
+    """Whether an outcome is of a session that is balanced."""
     _accounts: Accounts = field(default_factory=Accounts)
     _positions: Mapping[int, int] | None = None
     _unreadable: int = 0
@@ -55,8 +57,12 @@ class LedgerReader:
             except PoisonRecordError:
                 self._unreadable += 1
             else:
-                self._accounts.book(outcome)
+                self._take(outcome)
         self._positions = await log.positions()
+
+    def _take(self, outcome: Outcome) -> None:
+        if self.takes(outcome):
+            self._accounts.book(outcome)
 
 
 async def read_balance(settings: KafkaSettings) -> Balance:

@@ -1,0 +1,89 @@
+"""Second: the evaluations, as they were recorded or by other evaluators."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+
+from rollmill.codec import CONTENT_TYPE, JSON, decode
+from rollmill.errors import PoisonRecordError
+from rollmill.kafka.transaction import Outgoing
+from rollmill.ledger.log import KafkaRecord, Log
+from rollmill.models import Evaluation, Trajectory
+from rollmill.replaying.plan import Plan
+from rollmill.replaying.selecting import Name
+from rollmill.replaying.services import grading, settings_of
+from rollmill.replaying.writer import Writer
+from rollmill.strategies import evaluator_registry
+from rollmill.telemetry.clock import SystemClock
+from rollmill.topics import BUILT, EVALUATIONS, partition_of
+
+AT_ONCE = 256
+"""Records of one transaction, and trajectories graded side by side."""
+
+
+async def copy_evaluations(log: Log, taken: set[Name], writer: Writer) -> None:
+    """The recorded ones of the sessions that were taken, timers included, in their order."""
+    batch: list[Outgoing] = []
+    async for raw in log.read(EVALUATIONS):
+        evaluation = read_evaluation(raw)
+        if evaluation is not None and (evaluation.session_id, evaluation.attempt) in taken:
+            batch.append(_as_received(raw, evaluation, writer))
+        if len(batch) >= AT_ONCE:
+            await writer.write(batch)
+            batch = []
+    await writer.write(batch)
+
+
+def read_evaluation(raw: KafkaRecord) -> Evaluation | None:
+    """None for what is no evaluation: the live run set it aside, and it graded nobody."""
+    try:
+        found: Evaluation = decode(Evaluation, raw.value, tuple(raw.headers))
+    except PoisonRecordError:
+        return None
+    return found
+
+
+def _as_received(raw: KafkaRecord, evaluation: Evaluation, writer: Writer) -> Outgoing:
+    key = evaluation.session_id.encode()
+    home = partition_of(key, writer.settings.partitions)
+    return writer.record(EVALUATIONS, home, key, raw.value or b"", tuple(raw.headers))
+
+
+async def grade(log: Log, plan: Plan, writer: Writer) -> None:
+    """Grades what was built with the plan's evaluators; a grade counts from the moment its session ended."""
+    settings = settings_of("evaluator", plan.into, plan.options)
+    rules = grading()
+    grader = rules.Grader(evaluator_registry(), settings.limits, SystemClock())  # type: ignore[attr-defined]  # of the evaluator's own settings
+    places = asyncio.Semaphore(settings.evaluator_concurrency)  # type: ignore[attr-defined]  # the same
+
+    async def one(trajectory: Trajectory, digest: str) -> list[Outgoing]:
+        async with places:
+            grades = [await grader.grade(trajectory, digest, spec) for spec in trajectory.spec.evaluators]
+        return [_graded(trajectory, rules.wire(_timeless(trajectory, item), EVALUATIONS.max_bytes)) for item in grades]
+
+    def _graded(trajectory: Trajectory, value: bytes) -> Outgoing:
+        key = trajectory.session_id.encode()
+        home = partition_of(key, writer.settings.partitions)
+        return writer.record(EVALUATIONS, home, key, value, ((CONTENT_TYPE, JSON.encode()),))
+
+    async for chunk in _chunks(log):
+        made = await asyncio.gather(*(one(trajectory, digest) for trajectory, digest in chunk))
+        await writer.write([record for records in made for record in records])
+
+
+def _timeless(trajectory: Trajectory, evaluation: Evaluation) -> Evaluation:
+    """Equal in every replay: the event time of the session's end, and no duration."""
+    return evaluation.replace(at=trajectory.closed_at, duration_seconds=None)
+
+
+async def _chunks(log: Log) -> AsyncIterator[list[tuple[Trajectory, str]]]:
+    chunk: list[tuple[Trajectory, str]] = []
+    async for raw in log.read(BUILT):
+        trajectory: Trajectory = decode(Trajectory, raw.value, tuple(raw.headers))
+        chunk.append((trajectory, hashlib.blake2b(raw.value or b"", digest_size=16).hexdigest()))
+        if len(chunk) >= AT_ONCE:
+            yield chunk
+            chunk = []
+    yield chunk

@@ -1,0 +1,60 @@
+"""A replay from its plan to its comparison."""
+
+from __future__ import annotations
+
+from aiokafka import TopicPartition
+
+from rollmill.errors import InvalidInputError
+from rollmill.kafka.admin import apply_topics
+from rollmill.kafka.clients import KafkaClients
+from rollmill.ledger.log import Log
+from rollmill.replaying.batching import BATCHER, batch
+from rollmill.replaying.building import BUILDER, build
+from rollmill.replaying.comparison import Comparison
+from rollmill.replaying.grading import copy_evaluations, grade
+from rollmill.replaying.merging import MERGER, merge
+from rollmill.replaying.plan import Plan
+from rollmill.replaying.services import check_options, settings_of, stage_of
+from rollmill.replaying.summary import summarize
+from rollmill.replaying.writer import open_writer
+from rollmill.settings import KafkaSettings
+from rollmill.topics import REGISTRY
+
+STAGES = (BUILDER, MERGER, BATCHER)
+
+
+async def replay(plan: Plan) -> Comparison:
+    """Read the live log through, write the new prefix, compare. Ends by itself.
+
+    Raises InvalidInputError for a plan that cannot be followed, before anything is written.
+    """
+    plan.check()
+    check_options(plan.options, (*STAGES, "evaluator"))
+    for service in STAGES:
+        stage_of(service, settings_of(service, plan.into, plan.options))
+    await apply_topics(plan.into)
+    await _refuse_used(plan.into)
+    async with open_writer(plan.into) as writer, Log.open(plan.live) as live, Log.open(plan.into) as into:
+        selection = await build(live, plan, writer)
+        if plan.evaluators is None:
+            await copy_evaluations(live, selection.taken, writer)
+        else:
+            await grade(into, plan, writer)
+        await merge(into, plan, writer)
+        await batch(live, plan, writer)
+    old = await summarize(plan.live, selection.taken)
+    new = await summarize(plan.into, selection.taken)
+    return Comparison(old, new, len(selection.taken), len(selection.left_out))
+
+
+async def _refuse_used(settings: KafkaSettings) -> None:
+    places = [
+        TopicPartition(topic.full_name(settings.prefix), number)
+        for topic in REGISTRY
+        for number in range(topic.partitions(settings))
+    ]
+    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+        ends = await consumer.end_offsets(places)
+    used = sorted({place.topic for place, end in ends.items() if end})
+    if used:
+        raise InvalidInputError(f"{used[0]} has records already: a replay needs a prefix of its own")

@@ -48,6 +48,8 @@ class Service:
     settings: ServiceSettings
     stages: tuple[Stage[Any], ...] = ()
     workers: tuple[Worker, ...] = ()
+    checks: tuple[Worker, ...] = ()
+    """What has to hold before anything runs: each raises where it does not."""
     uvloop: bool = False
     """Run on uvloop where it is installed: for services that move many small pieces between sockets."""
 
@@ -117,6 +119,8 @@ def _application(service: Service, context: ServiceContext) -> FastStream:
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         await _verified_topics(service.settings)
+        for check in service.checks:
+            await check(context)
         async with _working(service, context, application):
             yield
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -35,6 +35,9 @@ class KafkaSettings(BaseSettings):
     the request timeout, or a join after a crash is given up again and again."""
     run: str = "run"
     """Names the training run in batches, cuts and acknowledgements."""
+    hand_over: Literal["batches", "trajectories", "none"] = "batches"
+    """What is handed to the trainer of the run: steps of the batcher, the trajectories themselves (`TrajectoryStream`,
+    no batcher), or nothing, where runs are only collected. There is one consumer of record (RULES A9)."""
     failpoints: str = ""
     """For tests of failures alone: where this program dies, fails or stands still (`rollmill.failpoints`)."""
 

@@ -2,20 +2,28 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from rollmill.app import run
 from rollmill.codec import CONTENT_TYPE, decode, encode
-from rollmill.errors import ConfigurationError, FencedError, InvalidInputError
+from rollmill.errors import EXIT_FATAL, ConfigurationError, FencedError, InvalidInputError
 from rollmill.kafka.admin import apply_topics
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.ledger import read_balance
+from rollmill.ledger.evals import read_evals
 from rollmill.ledger.log import Log
-from rollmill.models import Disposition, Outcome, Purpose, Trajectory
+from rollmill.ledger.pass_at_k import report
+from rollmill.models import Disposition, Outcome, Purpose, Trajectory, outcome
 from rollmill.settings import KafkaSettings
+from rollmill.testing.log import everything, produce
 from rollmill.testing.trajectories import sample_trace, sample_trajectory
 from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES, partition_of
-from rollmill.trainer import NoBatch, Rollout, TrajectoryStream
+from rollmill.trainer import BatchStream, NoBatch, Rollout, TrajectoryStream
+from rollmill_batcher.app import build
+from rollmill_batcher.settings import BatcherSettings
 
 pytestmark = pytest.mark.kafka
 
@@ -24,7 +32,13 @@ WAIT = 20.0
 
 @pytest.fixture
 def settings(kafka_broker: EmbeddedKafka, topic_prefix: str) -> KafkaSettings:
-    settings = KafkaSettings(bootstrap_servers=kafka_broker.bootstrap_servers, prefix=topic_prefix, partitions=2)
+    settings = KafkaSettings(
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        prefix=topic_prefix,
+        partitions=2,
+        transaction_timeout_ms=10_000,
+        hand_over="trajectories",
+    )
     asyncio.run(apply_topics(settings))
     return settings
 
@@ -142,6 +156,79 @@ def test_a_checkpoint_beats_the_committed_position(settings: KafkaSettings) -> N
             stream.ack(list(first.values()))
         with pytest.raises(ConfigurationError, match="run 'other'"):
             stream.load_state_dict({**beginning, "run": "other"})
+
+
+def test_another_word_after_going_back_counts_once(settings: KafkaSettings) -> None:
+    """Trained, taken back, trained or excluded anew: the ledger follows the last lineage, over a restart, too."""
+    members = [sample_trajectory(f"s{n}") for n in range(3)]
+    captured = [
+        outcome(
+            Disposition.CAPTURED,
+            stage="builder",
+            session_id=each.session_id,
+            attempt=1,
+            units=each.manifest.units,
+            at=1.0,
+        )
+        for each in members
+    ]
+    words = [(word.session_id, encode(word, OUTCOMES.format)) for word in captured]
+    asyncio.run(produce(settings, OUTCOMES, words))
+    put(settings, *members)
+    with TrajectoryStream(settings=settings) as stream:
+        beginning = stream.state_dict()
+        stream.ack(list(take(stream, 3).values()))
+        stream.load_state_dict(beginning)
+        again = take(stream, 3)
+        stream.exclude([again["s0"]], "too_easy")
+    with TrajectoryStream(settings=settings) as stream:
+        rest = take(stream, 2)
+        stream.exclude([rest["s1"]], "too_hard")
+        stream.ack([rest["s2"]])
+    balance = asyncio.run(read_balance(settings))
+    assert balance.balanced
+    assert balance.total.pending == 0
+    assert balance.total.trained == members[2].trained_tokens
+    assert dict(balance.total.excluded) == {
+        "too_easy": members[0].trained_tokens,
+        "too_hard": members[1].trained_tokens,
+    }
+
+
+def test_evals_are_read_from_the_topic(settings: KafkaSettings) -> None:
+    exams = [sample_trajectory(f"e{n}", float(n), purpose=Purpose.EVAL) for n in (0, 1)]
+    put(settings, *exams, sample_trajectory("t"), exams[0].replace(revision=1, evaluation={"outcome_reward": 1.0}))
+    (line,) = report(asyncio.run(read_evals(settings)))
+    assert line.as_json([1, 2])["pass_at"] == {"1": {"value": 1.0, "tasks": 1}, "2": {"value": 1.0, "tasks": 1}}
+
+
+@pytest.mark.parametrize("hand_over", ["batches", "none"])
+def test_a_run_is_handed_over_as_one_thing(settings: KafkaSettings, hand_over: str) -> None:
+    other = settings.model_copy(update={"hand_over": hand_over})
+    with pytest.raises(ConfigurationError, match=rf"handed over as {hand_over}, TrajectoryStream reads trajectories"):
+        TrajectoryStream(settings=other)
+    with pytest.raises(ConfigurationError, match="handed over as trajectories, BatchStream reads batches"):
+        BatchStream(settings=settings)
+    put(settings, sample_trajectory("a"))
+    with TrajectoryStream(settings=other, record=False) as along:
+        assert next(along.trajectories(timeout=WAIT)).trajectory.session_id == "a"
+
+
+def test_no_batcher_starts_beside_a_trainer_that_reads_trajectories(settings: KafkaSettings) -> None:
+    def batcher(**changes: Any) -> int:
+        values = {**settings.model_dump(), "health_port": 0, "deadline_seconds": 5, **changes}
+        return run(build(BatcherSettings(**values)))
+
+    with TrajectoryStream(settings=settings) as stream:
+        stream.state_dict()
+    assert batcher(hand_over="batches") == EXIT_FATAL
+    assert asyncio.run(everything(settings, OUTCOMES)) == []
+
+
+def test_a_batcher_of_a_run_that_hands_trajectories_over_makes_none(settings: KafkaSettings) -> None:
+    service = build(BatcherSettings(**settings.model_dump(), deadline_seconds=5))
+    assert (service.stages, service.checks) == ((), ())
+    assert [worker.__name__ for worker in service.workers] == ["idle"]
 
 
 def test_there_is_one_consumer_of_record(settings: KafkaSettings) -> None:

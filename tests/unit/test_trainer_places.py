@@ -20,7 +20,15 @@ def test_the_boundary_is_the_first_open_offset_over_all_gaps() -> None:
 def test_too_many_gaps_are_refused_before_the_broker_refuses_them() -> None:
     with pytest.raises(InvalidInputError, match="finish older ones first"):
         Place(done=tuple(range(1000, 3000))).metadata()
-    assert Place(done=(3,)).metadata() == '{"done":[3]}'
+    assert Place(done=(3,)).metadata() == '{"done":[3],"reached":0}'
+
+
+def test_going_back_remembers_how_far_it_had_come() -> None:
+    checkpoint = Place(next_offset=2, done=(4,))
+    back = Place(next_offset=5, done=(7,)).back_to(checkpoint)
+    assert (back.next_offset, back.done, back.reached) == (2, (4,), 8)
+    assert Place(next_offset=2).back_to(back).reached == 8
+    assert back.finishing([2], {2, 3}, 5).reached == 8
 
 
 @given(st.sets(st.integers(0, 60), min_size=1), st.randoms(use_true_random=False))

@@ -1,13 +1,17 @@
-"""Wires the batcher: one stage, no workers."""
+"""Wires the batcher: one stage, or none where the run is not handed over as batches."""
 
 from __future__ import annotations
 
 from rollmill.app import Service
 from rollmill_batcher.cutting import STAGE
+from rollmill_batcher.hand_over import idle, no_other_consumer
 from rollmill_batcher.handlers import BatcherStage
 from rollmill_batcher.settings import BatcherSettings
 
 
 def build(settings: BatcherSettings) -> Service:
     """The service. Raises ConfigurationError where the settings name no usable strategy."""
-    return Service(name=STAGE, settings=settings, stages=(BatcherStage(settings.rules()),))
+    rules = settings.rules()
+    if settings.hand_over != "batches":
+        return Service(name=STAGE, settings=settings, workers=(idle,))
+    return Service(name=STAGE, settings=settings, stages=(BatcherStage(rules),), checks=(no_other_consumer,))

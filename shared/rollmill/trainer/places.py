@@ -18,6 +18,8 @@ class Place(Record):
     next_offset: int = 0
     done: tuple[int, ...] = ()
     """Finished offsets above, ascending."""
+    reached: int = 0
+    """Below it records may have been finished by a lineage that was given up."""
 
     def finishing(self, offsets: Iterable[int], handed_out: Iterable[int], position: int) -> Self:
         """With more finished. ``handed_out``: offsets read and not finished before; ``position``: next to be read.
@@ -29,9 +31,16 @@ class Place(Record):
         above = sorted(offset for offset in {*self.done, *finished} if offset >= boundary)
         return self.replace(next_offset=boundary, done=tuple(above))
 
+    def back_to(self, checkpoint: Self) -> Self:
+        """The checkpoint's place, which knows how far this one had come."""
+        return checkpoint.replace(reached=max(self.reached, checkpoint.reached, self.next_offset, *self._after_done()))
+
+    def _after_done(self) -> list[int]:
+        return [offset + 1 for offset in self.done]
+
     def metadata(self) -> str:
         """For the commit. Raises InvalidInputError where too many are finished above an open one."""
-        text = dump_json({"done": self.done}).decode()
+        text = dump_json({"done": self.done, "reached": self.reached}).decode()
         if len(text) > MAX_METADATA:
             raise InvalidInputError(
                 f"{len(self.done)} trajectories are finished above offset {self.next_offset}, which is open: finish "

@@ -14,6 +14,7 @@ from rollmill.settings import KafkaSettings
 from rollmill.telemetry.clock import Clock, SystemClock
 from rollmill.trainer.assembly import StepRecords
 from rollmill.trainer.gate import StaleAction, Verdict, judge, unknown_epochs
+from rollmill.trainer.hand_over import refuse_other_hand_over
 from rollmill.trainer.loop import LoopThread
 from rollmill.trainer.session import RankSession
 from rollmill.trainer.share import Share
@@ -74,6 +75,7 @@ class BatchStream:
                 f"rank {rank} of {world_size}: ranks count from 0, and at most {settings.batch_partitions} "
                 "(batch_partitions) of them can read"
             )
+        refuse_other_hand_over(settings, "batches", "BatchStream")
         self._rank, self._run = rank, settings.run
         share = Share(rank, world_size, world_size)
         wanted = None if expect is None else frozenset((expect,) if isinstance(expect, str) else expect)

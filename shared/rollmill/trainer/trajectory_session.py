@@ -65,8 +65,10 @@ class TrajectorySession:
                 await self._refuse_batcher()
                 await self._writer.start()
                 self.places |= await self._committed(self._writer.transactional_id)
-            self.places |= places or {}
+            self.places |= {number: self.places[number].back_to(place) for number, place in (places or {}).items()}
             await self._read_again()
+            if self._writer is not None:
+                await self._claim(self._writer)
         except KafkaError as error:
             where = self._settings.bootstrap_servers
             raise FatalError(f"the stream cannot be opened at {where}: {type(error).__name__}: {error}") from error
@@ -88,6 +90,10 @@ class TrajectorySession:
             raise TimeoutError
         found, self._pending = self._pending.result(), None
         return found
+
+    def may_be_finished(self, read: Read) -> bool:
+        """Whether the record may have had its outcomes before a checkpoint was loaded."""
+        return read.offset < self.places[read.partition].reached
 
     async def finish(self, reads: Iterable[Read], outcomes: Iterable[Outcome]) -> None:
         """Outcomes and positions, in one transaction."""
@@ -129,10 +135,17 @@ class TrajectorySession:
                 "allowed; read along with record=False, or use a prefix without a batcher"
             )
 
+    async def _claim(self, writer: TransactionalWriter) -> None:
+        """Commit the position as it is: a batcher that starts later finds a consumer of record."""
+        places = {
+            TopicPartition(self._topic, n): (place.next_offset, place.metadata()) for n, place in self.places.items()
+        }
+        await writer.write([], places)
+
     async def _committed(self, group_id: str) -> dict[int, Place]:
         found = await list_committed(self._clients, group_id, self._topic)
         return {
-            number: Place(next_offset=offset, done=tuple(orjson.loads(metadata or '{"done": []}')["done"]))
+            number: Place(next_offset=offset, **orjson.loads(metadata or "{}"))
             for number, (offset, metadata) in found.items()
             if number in self.places
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,7 @@ from rollmill.settings import KafkaSettings
 from rollmill.telemetry.clock import Clock, SystemClock
 from rollmill.topics import TRAJECTORIES
 from rollmill.trainer.acknowledging import STAGE
+from rollmill.trainer.hand_over import refuse_other_hand_over
 from rollmill.trainer.loop import LoopThread
 from rollmill.trainer.places import Place
 from rollmill.trainer.stream import NoBatch
@@ -36,7 +37,8 @@ class TrajectoryStream:
     ``record=True`` is the run's one consumer of record. Each graded training rollout of the policy is handed over once,
     at its first revision; what cannot train (eval, collect, ungraded, another policy) is excluded with its reason and
     never handed over. `ack` and `exclude` write outcomes and position in one transaction, in any order. Starting a
-    second consumer of a rank fences the first, be it a `BatchStream`; where a batcher has run, opening is refused.
+    second consumer of a rank fences the first, be it a `BatchStream`. The setting `hand_over` has to say
+    ``trajectories``; where a batcher has run all the same, opening is refused, and no batcher starts once this is open.
 
     ``record=False`` reads along: every record, every revision, and nothing is ever written.
 
@@ -59,6 +61,8 @@ class TrajectoryStream:
         count = TRAJECTORIES.partitions(self._settings)
         if not 0 <= rank < world_size <= count:
             raise ConfigurationError(f"rank {rank} of {world_size}: at most {count} ranks, counted from 0, can read")
+        if record:
+            refuse_other_hand_over(self._settings, "trajectories", "TrajectoryStream")
         self._policy, self._record, self._timeout = policy, record, timeout
         self._clock = clock or SystemClock()
         name = f"{self._settings.prefix}trainer.{rank}"
@@ -126,7 +130,8 @@ class TrajectoryStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint; it beats the committed position. Rollouts in hand become void.
 
-        A rollout that is trained again has the same outcome again, which the ledger counts once.
+        What was finished since the checkpoint and comes again is taken back in ``outcomes`` when it is finished again:
+        the ledger counts the last word.
         """
         if state.get("run") != self._settings.run:
             raise ConfigurationError(f"the state belongs to run {state.get('run')!r}, not {self._settings.run!r}")
@@ -158,7 +163,7 @@ class TrajectoryStream:
             return False
         reason = self._cannot_train(trajectory)
         if reason is not None:
-            self._loop.call(self._session.finish([read], list(self._excluded(trajectory, reason))))
+            self._close([read], self._excluded(trajectory, reason))
         return reason is None
 
     def _cannot_train(self, trajectory: Trajectory) -> str | None:
@@ -168,6 +173,16 @@ class TrajectoryStream:
             return trajectory.spec.purpose.value
         return None if trajectory.graded else f"ungraded:{trajectory.ungraded_reason or 'unknown'}"
 
+    def _reopened(self, reads: Iterable[Read]) -> Iterator[Outcome]:
+        """Takes back what a lineage that was given up may have said of records that came again (RULES L3)."""
+        for read in reads:
+            if self._session.may_be_finished(read):
+                for trace in read.trajectory.traces:
+                    yield from self._outcomes(read.trajectory, trace, Disposition.REOPENED, None)
+
+    def _close(self, reads: Sequence[Read], outcomes: Iterable[Outcome]) -> None:
+        self._loop.call(self._session.finish(reads, [*self._reopened(reads), *outcomes]))
+
     def _finish(self, rollouts: Sequence[Rollout], outcomes: Sequence[Outcome]) -> None:
         if not self._record:
             raise InvalidInputError("this stream reads along (record=False) and writes nothing")
@@ -175,7 +190,7 @@ class TrajectoryStream:
         if unknown:
             session = unknown[0].trajectory.session_id
             raise InvalidInputError(f"session {session} is not open: it is finished, or the stream was moved since")
-        self._loop.call(self._session.finish([each.read for each in rollouts], outcomes))
+        self._close([each.read for each in rollouts], outcomes)
         for each in rollouts:
             self._handed.pop(id(each), None)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
+from dataclasses import replace
 
-from rollmill.codec import decode
-from rollmill.errors import PoisonRecordError
-from rollmill.ledger.log import KafkaRecord, Log
-from rollmill.models import EndOfStream, PolicyAnnouncement, StepAcknowledged, Trajectory
-from rollmill.replaying.building import input_record
+from rollmill.kafka.transaction import Outgoing
+from rollmill.ledger.log import Log
+from rollmill.models import EndOfStream, StepAcknowledged
 from rollmill.replaying.plan import Plan
+from rollmill.replaying.reading import readable, records
 from rollmill.replaying.services import settings_of, stage_of
 from rollmill.replaying.timeline import Kind, Taken, listed, merged, rewarded_at, slices
 from rollmill.replaying.training import Trainer
@@ -58,41 +57,34 @@ async def _settle(driver: Driver, trainer: Trainer, now: float) -> None:
 async def _trajectories(log: Log, partition: int) -> AsyncIterator[Taken]:
     """In the order of offsets; none is earlier than the one before it."""
     at = 0.0
-    async for raw in log.read(TRAJECTORIES, only=partition):
-        trajectory: Trajectory = decode(Trajectory, raw.value, tuple(raw.headers))
-        at = max(at, rewarded_at(trajectory))
-        yield Taken(at, Kind.TRAJECTORY, partition, raw.offset, input_record(TRAJECTORIES, raw))
+    async for record in records(log, TRAJECTORIES, partition):
+        at = max(at, rewarded_at(readable(record)))
+        yield Taken(at, Kind.TRAJECTORY, partition, record.offset, record)
 
 
 async def _announcements(live: Log, writer: Writer) -> list[Taken]:
     """The recorded ones, copied; each counts from its own time, or from that of an earlier one that was later."""
-    found = [raw async for raw in live.read(POLICIES) if _read(PolicyAnnouncement, raw) is not None]
-    records = [writer.record(POLICIES, 0, raw.key or b"", raw.value or b"", tuple(raw.headers)) for raw in found]
+    found = [record async for record in records(live, POLICIES) if readable(record) is not None]
+    offsets = await writer.write([_copy(record, writer) for record in found])
     taken, at = [], 0.0
-    for raw, sent, offset in zip(found, records, await writer.write(records), strict=True):
-        at = max(at, _read(PolicyAnnouncement, raw).at)
-        record = InputRecord(POLICIES, 0, offset, sent.key, sent.value, sent.headers)
-        taken.append(Taken(at, Kind.ANNOUNCEMENT, 0, offset, record))
+    for record, offset in zip(found, offsets, strict=True):
+        at = max(at, readable(record).at)
+        taken.append(Taken(at, Kind.ANNOUNCEMENT, 0, offset, replace(record, offset=offset)))
     return taken
 
 
 async def _pace(live: Log, writer: Writer) -> list[Taken]:
     """When steps were finished, and the end of the stream where one was told; that is copied."""
     taken: list[Taken] = []
-    async for raw in live.read(ACKS):
-        event = _read(ACKS.model, raw)
+    async for record in records(live, ACKS):
+        event = readable(record)
         if isinstance(event, StepAcknowledged) and event.rank == 0:
-            taken.append(Taken(event.at, Kind.BEAT, 0, raw.offset))
+            taken.append(Taken(event.at, Kind.BEAT, 0, record.offset))
         if isinstance(event, EndOfStream):
-            sent = writer.record(ACKS, 0, raw.key or b"", raw.value or b"", tuple(raw.headers))
-            (offset,) = await writer.write([sent])
-            record = InputRecord(ACKS, 0, offset, sent.key, sent.value, sent.headers)
-            taken.append(Taken(event.at, Kind.END, 0, offset, record))
+            (offset,) = await writer.write([_copy(record, writer)])
+            taken.append(Taken(event.at, Kind.END, 0, offset, replace(record, offset=offset)))
     return taken
 
 
-def _read(kind: Any, raw: KafkaRecord) -> Any:
-    try:
-        return decode(kind, raw.value, tuple(raw.headers))
-    except PoisonRecordError:
-        return None
+def _copy(record: InputRecord, writer: Writer) -> Outgoing:
+    return writer.record(record.topic, 0, record.key, record.value or b"", record.headers)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rollmill.ledger.log import KafkaRecord, Log
+from rollmill.ledger.log import Log
 from rollmill.replaying.plan import Plan
+from rollmill.replaying.reading import records
 from rollmill.replaying.selecting import Selection
 from rollmill.replaying.services import settings_of, stage_of
 from rollmill.replaying.writer import Driver, Writer
-from rollmill.stream.stage import InputRecord
-from rollmill.topics import COMPLETIONS, Topic
+from rollmill.topics import COMPLETIONS
 
 BUILDER = "builder"
 
@@ -20,13 +20,9 @@ async def build(log: Log, plan: Plan, writer: Writer) -> Selection:
     drivers = {number: Driver(stage, number, settings, writer) for number in range(settings.partitions)}
     beginnings = await log.beginnings(COMPLETIONS)
     selection = Selection(plan, frozenset(number for number, offset in beginnings.items() if offset))
-    async for raw in log.read(COMPLETIONS):
-        for record in selection.take(input_record(COMPLETIONS, raw)):
+    async for received in records(log, COMPLETIONS):
+        for record in selection.take(received):
             await drivers[record.partition].feed(record)
     for driver in drivers.values():
         await driver.flush()
     return selection
-
-
-def input_record(topic: Topic, raw: KafkaRecord) -> InputRecord:
-    return InputRecord(topic, raw.partition, raw.offset, raw.key or b"", raw.value, tuple(raw.headers))

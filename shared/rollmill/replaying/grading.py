@@ -6,16 +6,17 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 
-from rollmill.codec import CONTENT_TYPE, JSON, decode
-from rollmill.errors import PoisonRecordError
+from rollmill.codec import CONTENT_TYPE, JSON
 from rollmill.kafka.transaction import Outgoing
-from rollmill.ledger.log import KafkaRecord, Log
+from rollmill.ledger.log import Log
 from rollmill.models import Evaluation, Trajectory
 from rollmill.replaying.plan import Plan
+from rollmill.replaying.reading import readable, records
 from rollmill.replaying.selecting import Name
 from rollmill.replaying.services import grading, settings_of
 from rollmill.replaying.writer import Writer
 from rollmill.strategies import evaluator_registry
+from rollmill.stream.stage import InputRecord
 from rollmill.telemetry.clock import SystemClock
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
 
@@ -26,29 +27,20 @@ AT_ONCE = 256
 async def copy_evaluations(log: Log, taken: set[Name], writer: Writer) -> None:
     """The recorded ones of the sessions that were taken, timers included, in their order."""
     batch: list[Outgoing] = []
-    async for raw in log.read(EVALUATIONS):
-        evaluation = read_evaluation(raw)
+    async for record in records(log, EVALUATIONS):
+        evaluation = readable(record)
         if evaluation is not None and (evaluation.session_id, evaluation.attempt) in taken:
-            batch.append(_as_received(raw, evaluation, writer))
+            batch.append(_as_received(record, evaluation, writer))
         if len(batch) >= AT_ONCE:
             await writer.write(batch)
             batch = []
     await writer.write(batch)
 
 
-def read_evaluation(raw: KafkaRecord) -> Evaluation | None:
-    """None for what is no evaluation: the live run set it aside, and it graded nobody."""
-    try:
-        found: Evaluation = decode(Evaluation, raw.value, tuple(raw.headers))
-    except PoisonRecordError:
-        return None
-    return found
-
-
-def _as_received(raw: KafkaRecord, evaluation: Evaluation, writer: Writer) -> Outgoing:
+def _as_received(record: InputRecord, evaluation: Evaluation, writer: Writer) -> Outgoing:
     key = evaluation.session_id.encode()
     home = partition_of(key, writer.settings.partitions)
-    return writer.record(EVALUATIONS, home, key, raw.value or b"", tuple(raw.headers))
+    return writer.record(EVALUATIONS, home, key, record.value or b"", record.headers)
 
 
 async def grade(log: Log, plan: Plan, writer: Writer) -> None:
@@ -80,9 +72,9 @@ def _timeless(trajectory: Trajectory, evaluation: Evaluation) -> Evaluation:
 
 async def _chunks(log: Log) -> AsyncIterator[list[tuple[Trajectory, str]]]:
     chunk: list[tuple[Trajectory, str]] = []
-    async for raw in log.read(BUILT):
-        trajectory: Trajectory = decode(Trajectory, raw.value, tuple(raw.headers))
-        chunk.append((trajectory, hashlib.blake2b(raw.value or b"", digest_size=16).hexdigest()))
+    async for record in records(log, BUILT):
+        content = record.value or b""
+        chunk.append((readable(record), hashlib.blake2b(content, digest_size=16).hexdigest()))
         if len(chunk) >= AT_ONCE:
             yield chunk
             chunk = []

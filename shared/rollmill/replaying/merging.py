@@ -6,12 +6,10 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rollmill.codec import decode
 from rollmill.ledger.log import Log
-from rollmill.models import Trajectory
-from rollmill.replaying.building import input_record
-from rollmill.replaying.grading import read_evaluation
+from rollmill.models import Evaluation, Trajectory
 from rollmill.replaying.plan import Plan
+from rollmill.replaying.reading import readable, records
 from rollmill.replaying.selecting import Name
 from rollmill.replaying.services import settings_of, stage_of
 from rollmill.replaying.writer import Driver, Writer
@@ -60,12 +58,12 @@ async def merge(log: Log, plan: Plan, writer: Writer) -> None:
 async def _merge(log: Log, driver: Driver, *, ticks: bool) -> None:
     waiting, now = await _evaluations(log, driver.number), 0.0
     fed = 0
-    async for raw in log.read(BUILT, only=driver.number):
-        trajectory: Trajectory = decode(Trajectory, raw.value, tuple(raw.headers))
+    async for built in records(log, BUILT, driver.number):
+        trajectory: Trajectory = readable(built)
         now = max(now, trajectory.closed_at)
         for record in waiting.until(now):
             await driver.feed(record)
-        await driver.feed(input_record(BUILT, raw))
+        await driver.feed(built)
         waiting.built((trajectory.session_id, trajectory.attempt), now)
         fed += 1
         if ticks and fed % BUILT_PER_TICK == 0:
@@ -87,9 +85,8 @@ async def _tick(driver: Driver, now: float) -> None:
 
 async def _evaluations(log: Log, partition: int) -> Waiting:
     waiting = Waiting()
-    async for raw in log.read(EVALUATIONS, only=partition):
-        evaluation = read_evaluation(raw)
+    async for record in records(log, EVALUATIONS, partition):
+        evaluation: Evaluation | None = readable(record)
         if evaluation is not None:
-            name = evaluation.session_id, evaluation.attempt
-            waiting.add(name, evaluation.at, input_record(EVALUATIONS, raw))
+            waiting.add((evaluation.session_id, evaluation.attempt), evaluation.at, record)
     return waiting

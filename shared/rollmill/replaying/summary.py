@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.codec import decode
-from rollmill.errors import PoisonRecordError
 from rollmill.ledger import Balance, LedgerReader
 from rollmill.ledger.log import Log
 from rollmill.ledger.wire import batch_header
 from rollmill.models import BatchHeader, Trajectory
+from rollmill.replaying.reading import readable, records
 from rollmill.replaying.selecting import Name
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BATCHES, TRAJECTORIES
@@ -130,8 +129,8 @@ async def summarize(settings: KafkaSettings, sessions: set[Name]) -> Summary:
     ledger = LedgerReader(settings, lambda outcome: (outcome.session_id, outcome.attempt) in sessions)
     summary = Summary(await ledger.look())
     async with Log.open(settings) as log:
-        async for raw in log.read(TRAJECTORIES):
-            trajectory = _read(raw.value, tuple(raw.headers))
+        async for record in records(log, TRAJECTORIES):
+            trajectory: Trajectory | None = readable(record)
             if trajectory is not None and (trajectory.session_id, trajectory.attempt) in sessions:
                 summary.take(trajectory)
         async for raw in log.read(BATCHES):
@@ -139,11 +138,3 @@ async def summarize(settings: KafkaSettings, sessions: set[Name]) -> Summary:
             if any((row.session_id, row.attempt) in sessions for row in header.table):
                 summary.steps.setdefault(header.batch_id, Step.of(header))
     return summary
-
-
-def _read(value: bytes | None, headers: tuple[tuple[str, bytes], ...]) -> Trajectory | None:
-    try:
-        found: Trajectory = decode(Trajectory, value, headers)
-    except PoisonRecordError:
-        return None
-    return found

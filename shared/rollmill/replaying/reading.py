@@ -1,0 +1,25 @@
+"""Records of a log as stages get them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from rollmill.errors import PoisonRecordError
+from rollmill.ledger.log import Log
+from rollmill.stream.stage import InputRecord
+from rollmill.topics import Topic
+
+
+async def records(log: Log, topic: Topic, only: int | None = None) -> AsyncIterator[InputRecord]:
+    """All of a topic, or of one partition, in order within each partition."""
+    async for raw in log.read(topic, only=only):
+        yield InputRecord(topic, raw.partition, raw.offset, raw.key or b"", raw.value, tuple(raw.headers))
+
+
+def readable(record: InputRecord) -> Any:
+    """The decoded value; None for what the live run set aside."""
+    try:
+        return record.read()
+    except PoisonRecordError:
+        return None

@@ -24,6 +24,7 @@ from rollmill.errors import EXIT_CRASHED, EXIT_DRAINED, EXIT_FATAL, Configuratio
 from rollmill.failpoints import Failpoints
 from rollmill.kafka.admin import verify_topics
 from rollmill.kafka.clients import KafkaClients, faststream_broker
+from rollmill.kafka.strays import without_strays
 from rollmill.settings import ServiceSettings
 from rollmill.stream.runner import run_stages
 from rollmill.stream.stage import Stage
@@ -185,7 +186,7 @@ async def _work(service: Service, context: ServiceContext, application: FastStre
 
 async def _until_stopped(worker: Worker, context: ServiceContext) -> None:
     try:
-        await worker(context)
+        await without_strays(worker(context))
     finally:
         context.stop.set()
 

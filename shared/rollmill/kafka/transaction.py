@@ -18,6 +18,7 @@ from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 from rollmill.codec import Headers
 from rollmill.errors import FatalError, FencedError
 from rollmill.failpoints import Failpoint, Failpoints
+from rollmill.kafka.strays import without_strays
 
 STOP_SECONDS = 5.0
 FENCED_CODES = (47, 90)
@@ -76,17 +77,22 @@ class Transaction:
         """
         try:
             async with asyncio.timeout(self._deadline):
-                await self._producer.begin_transaction()
-                self._failpoints.reach(Failpoint.TRANSACTION_BEFORE_SENDS)
-                written = await self._send(records)
-                self._failpoints.reach(Failpoint.TRANSACTION_AFTER_SENDS)
-                if offsets:
-                    await self._producer.send_offsets_to_transaction(dict(offsets), group_id)
-                self._failpoints.reach(Failpoint.TRANSACTION_BEFORE_COMMIT)
-                await self._producer.commit_transaction()
-                self._failpoints.reach(Failpoint.TRANSACTION_AFTER_COMMIT)
+                return await without_strays(self._run(records, offsets, group_id))
         except Exception as error:
             raise translate(error) from error
+
+    async def _run(
+        self, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, Offset] | None, group_id: str
+    ) -> list[int]:
+        await self._producer.begin_transaction()
+        self._failpoints.reach(Failpoint.TRANSACTION_BEFORE_SENDS)
+        written = await self._send(records)
+        self._failpoints.reach(Failpoint.TRANSACTION_AFTER_SENDS)
+        if offsets:
+            await self._producer.send_offsets_to_transaction(dict(offsets), group_id)
+        self._failpoints.reach(Failpoint.TRANSACTION_BEFORE_COMMIT)
+        await self._producer.commit_transaction()
+        self._failpoints.reach(Failpoint.TRANSACTION_AFTER_COMMIT)
         return written
 
     async def _send(self, records: Sequence[Outgoing]) -> list[int]:
@@ -137,7 +143,7 @@ async def stop_producer(producer: AIOKafkaProducer) -> None:
     """Stop a healthy producer; after the deadline it is abandoned."""
     try:
         async with asyncio.timeout(STOP_SECONDS):
-            await producer.stop()
+            await without_strays(producer.stop())
     except Exception:  # noqa: BLE001  # whatever it is, the process wants to leave
         await abandon(producer)
 
@@ -150,11 +156,11 @@ async def abandon(producer: AIOKafkaProducer) -> None:
     producer._message_accumulator.fail_all(KafkaError("the producer was abandoned"))  # noqa: SLF001  # no public way
     with suppress(Exception):
         async with asyncio.timeout(STOP_SECONDS):
-            await producer.stop()
+            await without_strays(producer.stop())
             return
     sender = producer._sender.sender_task  # noqa: SLF001  # no public way
     if sender is not None:
         sender.cancel()
     with suppress(Exception):
         async with asyncio.timeout(STOP_SECONDS):
-            await producer.client.close()
+            await without_strays(producer.client.close())

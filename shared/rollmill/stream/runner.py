@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from rollmill.kafka.strays import without_strays
 from rollmill.stream.identity import own_tasks
 from rollmill.stream.stage import Stage
 from rollmill.stream.task import Task, TaskTools
@@ -17,7 +18,7 @@ async def run_stages(stages: Iterable[Stage[Any]], tools: TaskTools, stop: async
     Raises the FencedError or FatalError of the first task that cannot go on; the others drain first.
     """
     tasks = [Task(stage, identity, tools) for stage in stages for identity in own_tasks(stage, tools.settings)]
-    running = [asyncio.create_task(task.run(stop), name=task.part) for task in tasks]
+    running = [asyncio.create_task(without_strays(task.run(stop)), name=task.part) for task in tasks]
     if not running:
         return
     try:

@@ -227,9 +227,10 @@ async def test_capture_killed_with_a_full_spool_sends_it_at_its_next_start(world
         async with world.capture(ROLLMILL_SPOOL_BYTES=str(400_000)) as capture, world.client() as http:
             await world.open(http, "s1")
             await world.kafka.kill()
-            for number in range(1000):
-                await world.call(http, "s1", number + 1)
-                if world.failed:
+            for number in range(1, 1000):
+                await world.call(http, "s1", number)
+                # Once may be the call before, which gives its room back a moment after its reply.
+                if world.failed[-3:] == [number - 2, number - 1, number]:
                     break
             asked = len(world.engine.asked)
             answer = await http.post(

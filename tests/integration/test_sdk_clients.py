@@ -10,22 +10,32 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 from google import genai
 from google.genai import types as gemini
 from openai import AsyncOpenAI, BadRequestError
 
+from rollmill.codec import decode as decode_record
+from rollmill.errors import EXIT_DRAINED
+from rollmill.kafka.admin import apply_topics
+from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionSpec, SessionState
 from rollmill.telemetry.clock import ManualClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.engine import ScriptedEngine, decode
+from rollmill.testing.log import everything, read, running
+from rollmill.testing.processes import free_port, service_process
 from rollmill.testing.replay import ReplayServer, replay_server
 from rollmill.testing.sink import MemorySink
 from rollmill.testing.tables import CaughtUp
-from rollmill.topics import COMPLETIONS
+from rollmill.topics import BUILT, COMPLETIONS
+from rollmill_builder.app import build as build_builder
+from rollmill_builder.settings import BuilderSettings
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.engines.asking import EngineKind
 from rollmill_capture.server import serve
@@ -33,6 +43,9 @@ from rollmill_capture.sessions import SessionTable
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream import Upstream, make_client
 from rollmill_capture.versions import Announced
+
+# Google's client takes aiohttp where that is installed, in a way that aiohttp warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
 
 WAIT = 30.0
 SYSTEM = "You know the weather."
@@ -91,7 +104,7 @@ async def running_capture(engine: ScriptedEngine, route: Route | None = None) ->
 
 
 Dialogue = Callable[[str], Awaitable[list[str]]]
-"""Leads the dialogue against an address; gives the texts that the agent saw."""
+"""Leads the dialogue against a session's address (without ``/v1``); gives the texts that the agent saw."""
 
 
 def weather(arguments: Any) -> str:
@@ -100,8 +113,8 @@ def weather(arguments: Any) -> str:
     return RESULTS[found["city"]]
 
 
-async def chat(url: str, *, stream: bool) -> list[str]:
-    async with AsyncOpenAI(base_url=f"{url}/sessions/s/v1", api_key="none", max_retries=0) as client:
+async def chat(address: str, *, stream: bool) -> list[str]:
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         name, description, schema = TOOL
         tool: Any = {
             "type": "function",
@@ -131,9 +144,9 @@ async def chat(url: str, *, stream: bool) -> list[str]:
         return seen
 
 
-async def responses(url: str, *, stream: bool, remembered: bool = False) -> list[str]:
+async def responses(address: str, *, stream: bool, remembered: bool = False) -> list[str]:
     """``remembered``: by the id of the response before, in place of the history."""
-    async with AsyncOpenAI(base_url=f"{url}/sessions/s/v1", api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         name, description, schema = TOOL
         tool: Any = {"type": "function", "name": name, "description": description, "parameters": schema, "strict": None}
         items: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -170,8 +183,8 @@ def _item(item: Any) -> dict[str, Any]:
     return found
 
 
-async def messages(url: str, *, stream: bool) -> list[str]:
-    async with anthropic.AsyncAnthropic(base_url=f"{url}/sessions/s", api_key="none", max_retries=0) as client:
+async def messages(address: str, *, stream: bool) -> list[str]:
+    async with anthropic.AsyncAnthropic(base_url=address, api_key="none", max_retries=0) as client:
         name, description, schema = TOOL
         tool: Any = {"name": name, "description": description, "input_schema": schema}
         turns: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -200,8 +213,8 @@ async def messages(url: str, *, stream: bool) -> list[str]:
         return seen
 
 
-async def google(url: str, *, stream: bool) -> list[str]:
-    options = gemini.HttpOptions(base_url=f"{url}/sessions/s")
+async def google(address: str, *, stream: bool) -> list[str]:
+    options = gemini.HttpOptions(base_url=address)
     async with genai.Client(api_key="none", http_options=options).aio as client:
         name, description, schema = TOOL
         function = gemini.FunctionDeclaration(name=name, description=description, parameters_json_schema=schema)
@@ -236,61 +249,23 @@ def _response(call: Any) -> gemini.Part:
     return gemini.Part(function_response=response)
 
 
-async def chat_whole(url: str) -> list[str]:
-    return await chat(url, stream=False)
+DIALOGUES: dict[str, Dialogue] = {
+    "chat": partial(chat, stream=False),
+    "chat-stream": partial(chat, stream=True),
+    "responses": partial(responses, stream=False),
+    "responses-stream": partial(responses, stream=True),
+    "responses-remembered": partial(responses, stream=False, remembered=True),
+    "responses-remembered-stream": partial(responses, stream=True, remembered=True),
+    "messages": partial(messages, stream=False),
+    "messages-stream": partial(messages, stream=True),
+    "gemini": partial(google, stream=False),
+    "gemini-stream": partial(google, stream=True),
+}
+SEEN = ["Let me see.", "In Rome: 21 °C 🌞.", "You are welcome."]
+Truth = list[tuple[list[int], list[int], list[float]]]
 
 
-async def chat_stream(url: str) -> list[str]:
-    return await chat(url, stream=True)
-
-
-async def responses_whole(url: str) -> list[str]:
-    return await responses(url, stream=False)
-
-
-async def responses_stream(url: str) -> list[str]:
-    return await responses(url, stream=True)
-
-
-async def responses_remembered(url: str) -> list[str]:
-    return await responses(url, stream=False, remembered=True)
-
-
-async def responses_remembered_stream(url: str) -> list[str]:
-    return await responses(url, stream=True, remembered=True)
-
-
-async def messages_whole(url: str) -> list[str]:
-    return await messages(url, stream=False)
-
-
-async def messages_stream(url: str) -> list[str]:
-    return await messages(url, stream=True)
-
-
-async def google_whole(url: str) -> list[str]:
-    return await google(url, stream=False)
-
-
-async def google_stream(url: str) -> list[str]:
-    return await google(url, stream=True)
-
-
-DIALOGUES: list[Dialogue] = [
-    chat_whole,
-    chat_stream,
-    responses_whole,
-    responses_stream,
-    responses_remembered,
-    responses_remembered_stream,
-    messages_whole,
-    messages_stream,
-    google_whole,
-    google_stream,
-]
-
-
-def truth(records: list[CompletionRecord]) -> list[tuple[list[int], list[int], list[float]]]:
+def truth(records: list[CompletionRecord]) -> Truth:
     """Prompt, sampled ids and log-probs of each call; all of them trainable."""
     found = []
     for record in records:
@@ -305,19 +280,16 @@ def truth(records: list[CompletionRecord]) -> list[tuple[list[int], list[int], l
 
 async def led(dialogue: Dialogue, engine: ScriptedEngine, route: Route | None = None) -> Capture:
     async with running_capture(engine, route) as capture:
-        seen = await dialogue(capture.url)
-        assert seen == ["Let me see.", "In Rome: 21 °C 🌞.", "You are welcome."]
+        assert await dialogue(f"{capture.url}/sessions/s") == SEEN
     return capture
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[tuple[list[int], list[int], list[float]]]:
-    return truth(asyncio.run(led(chat_whole, ScriptedEngine(REPLIES))).records)
+def expected() -> Truth:
+    return truth(asyncio.run(led(DIALOGUES["chat"], ScriptedEngine(REPLIES))).records)
 
 
-def test_every_prompt_goes_on_from_the_reply_before(
-    expected: list[tuple[list[int], list[int], list[float]]],
-) -> None:
+def test_every_prompt_goes_on_from_the_reply_before(expected: Truth) -> None:
     (first, said, _), (second, more, _), (third, _, _) = expected
     assert decode(first).startswith("<|im_start|>tools\n")
     assert decode(said) == REPLIES[0] + "<|im_end|>"
@@ -326,31 +298,74 @@ def test_every_prompt_goes_on_from_the_reply_before(
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES)
-async def test_all_clients_have_the_same_token_truth(
-    dialogue: Dialogue, expected: list[tuple[list[int], list[int], list[float]]]
-) -> None:
-    capture = await led(dialogue, ScriptedEngine(REPLIES))
+async def test_all_clients_have_the_same_token_truth(dialogue: str, expected: Truth) -> None:
+    capture = await led(DIALOGUES[dialogue], ScriptedEngine(REPLIES))
     assert truth(capture.records) == expected
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES)
-async def test_so_have_they_where_the_engine_streams_no_ids(
-    dialogue: Dialogue, expected: list[tuple[list[int], list[int], list[float]]]
-) -> None:
+async def test_so_have_they_where_the_engine_streams_no_ids(dialogue: str, expected: Truth) -> None:
     engine = ScriptedEngine(REPLIES, owner="sglang", stream_ids=False)
-    capture = await led(dialogue, engine, Route(engine=EngineKind.SGLANG))
+    capture = await led(DIALOGUES[dialogue], engine, Route(engine=EngineKind.SGLANG))
     assert truth(capture.records) == expected
     assert not any(asked.body.get("stream") for asked in capture.engine.asked)
 
 
-@pytest.mark.parametrize("dialogue", [responses_whole, messages_stream, google_stream])
-async def test_the_record_keeps_what_was_asked_and_what_was_served(dialogue: Dialogue) -> None:
-    capture = await led(dialogue, ScriptedEngine(REPLIES))
+@pytest.mark.parametrize("dialogue", ["responses", "messages-stream", "gemini-stream"])
+async def test_the_record_keeps_what_was_asked_and_what_was_served(dialogue: str) -> None:
+    capture = await led(DIALOGUES[dialogue], ScriptedEngine(REPLIES))
     for record, asked in zip(capture.records, capture.engine.asked, strict=True):
         assert json.loads(record.request or b"") == asked.body
         original = json.loads(record.original_request or b"")
         assert {"input", "system", "systemInstruction"} & set(original)
         assert record.metadata["api"] in {"responses", "messages", "gemini"}
+
+
+@pytest.mark.kafka
+async def test_all_clients_have_the_same_traces_through_the_process_kafka_and_the_builder(
+    kafka_broker: EmbeddedKafka, topic_prefix: str, expected: Truth
+) -> None:
+    settings = BuilderSettings(bootstrap_servers=kafka_broker.bootstrap_servers, prefix=topic_prefix, partitions=4)
+    await apply_topics(settings)
+    port = free_port()
+    environment = {
+        "ROLLMILL_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
+        "ROLLMILL_PREFIX": settings.prefix,
+        "ROLLMILL_PARTITIONS": str(settings.partitions),
+        "ROLLMILL_PORT": str(port),
+    }
+    async with (
+        asyncio.timeout(4 * WAIT),
+        replay_server(ScriptedEngine(REPLIES).answer) as engine,
+        service_process("rollmill_capture", {**environment, "ROLLMILL_UPSTREAM": engine.url}) as process,
+        running(settings, build_builder(settings).stages),
+    ):
+        await process.says(b"capture listens")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT) as http:
+            await asyncio.gather(*(_led_in_a_session(http, name) for name in DIALOGUES))
+        built = await read(settings, BUILT, len(DIALOGUES))
+        assert await process.stopped() == EXIT_DRAINED
+    events = await everything(settings, COMPLETIONS)
+    for name in DIALOGUES:
+        calls = [event for event in events if isinstance(event, CompletionRecord) and event.session_id == name]
+        assert truth(sorted(calls, key=lambda call: call.started_at)) == expected, name
+    # The whole dialogue is one trace, the same for all: prompts as context, what was sampled with its log-probs.
+    first, sampled = expected[0][0], [token for _, said, _ in expected for token in said]
+    whole = [*expected[-1][0], *expected[-1][1]]
+    for item in built:
+        (trace,) = decode_record(BUILT.model, item.value, tuple(item.headers)).traces
+        assert [*trace.prompt_ids.tolist(), *trace.response_ids.tolist()] == whole, item.key
+        assert trace.prompt_ids.tolist() == first
+        trained = trace.loss_mask.astype(bool)
+        assert trace.response_ids[trained].tolist() == sampled
+        assert trace.response_logprobs is not None
+        assert trace.response_logprobs[trained].tolist() == [value for *_, values in expected for value in values]
+
+
+async def _led_in_a_session(http: httpx.AsyncClient, name: str) -> None:
+    (await http.post("/v1/sessions", json={"session_id": name})).raise_for_status()
+    assert await DIALOGUES[name](f"{str(http.base_url).rstrip('/')}/sessions/{name}") == SEEN
+    (await http.post(f"/v1/sessions/{name}/close", json={})).raise_for_status()
 
 
 async def test_errors_have_the_shape_that_each_client_raises_on() -> None:

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from rollmill.telemetry.health import Health, HealthServer
-from rollmill.telemetry.logging import configure_logging
+from rollmill.telemetry.logging import Repeats, configure_logging
 from rollmill.telemetry.metrics import Metrics
 
 
@@ -98,3 +98,33 @@ def test_logs_are_json_lines_with_context_and_without_secrets(capsys: pytest.Cap
     assert {ours[name] for name in secrets} == {"***"}
     assert ours["tokens"] == 5
     assert (theirs["event"], theirs["level"]) == ("plain text", "warning")
+
+
+def said(text: object, *args: object, level: int = logging.ERROR) -> logging.LogRecord:
+    return logging.LogRecord("aiokafka", level, "file", 1, text, args, None)
+
+
+def test_a_library_that_says_the_same_for_ever_is_heard_now_and_then_with_a_count() -> None:
+    now = 0.0
+    repeats = Repeats(most=2, seconds=10.0, now=lambda: now)
+    passed = [repeats.filter(said("no answer from node %s", number)) for number in range(100)]
+    assert passed == [True, True, *[False] * 98]
+    now = 11.0
+    record = said("no answer from node %s", 7)
+    assert repeats.filter(record)
+    assert record.getMessage() == "no answer from node 7 [98 more like this in 11 s]"
+    assert [repeats.filter(said("no answer from node %s", 7)) for _ in range(2)] == [True, False]
+
+
+def test_other_texts_levels_and_our_own_events_are_passed_on() -> None:
+    repeats = Repeats(most=1, now=lambda: 0.0)
+    assert repeats.filter(said("a"))
+    assert repeats.filter(said("b"))
+    assert repeats.filter(said("a", level=logging.WARNING))
+    assert all(repeats.filter(said({"event": "a call was not recorded"})) for _ in range(10))
+
+
+def test_texts_that_are_never_the_same_take_no_memory() -> None:
+    repeats = Repeats()
+    assert all(repeats.filter(said(f"number {number}")) for number in range(5000))
+    assert len(repeats._seen) == 1000

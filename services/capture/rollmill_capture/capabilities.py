@@ -35,45 +35,72 @@ def seen(known: Capability, ids: bool, *, streamed: bool) -> Capability:
     return replace(known, ids=False, known=True, streams_ids=True)
 
 
+def weakest(found: Iterable[Capability]) -> Capability:
+    """What can be asked of any of some replicas: a call may go to each of them. Without any: nothing is known."""
+    known = list(found)
+    if not known:
+        return Capability()
+    kinds = {capability.kind for capability in known}
+    ids = {capability.ids for capability in known}
+    return Capability(
+        kind=kinds.pop() if len(kinds) == 1 else EngineKind.AUTO,
+        streams_ids=all(capability.streams_ids for capability in known),
+        known=all(capability.known for capability in known),
+        ids=ids.pop() if len(ids) == 1 else None if False not in ids else False,
+    )
+
+
 class Engines:
-    """Without targets to probe, everything that is not configured is asked as vLLM is."""
+    """Known by the root of each replica. Without targets to probe, everything that is not configured is asked as vLLM
+    is.
+    """
 
     def __init__(self, probed: Iterable[Target] = (), *, wait_seconds: float = FIRST_PROBE_SECONDS) -> None:
-        self.probed = {target.base_url: target for target in probed if target.route.engine is EngineKind.AUTO}
+        targets = [target for target in probed if target.route.engine is EngineKind.AUTO]
+        self.probed = {root: target for target in targets for root in target.replicas}
         self._known: dict[str, Capability] = {}
-        self._pending = {url: asyncio.Event() for url in self.probed}
+        self._pending = {root: asyncio.Event() for root in self.probed}
         self._wait_seconds = wait_seconds
 
     async def of(self, target: Target) -> Capability:
-        """What is known by now; the first time, waited for."""
+        """What is known by now of all replicas together; the first time, waited for."""
         if target.route.engine is not EngineKind.AUTO:
             return Capability(target.route.engine, known=True)
-        if target.base_url in self._pending:
-            await self._first(target.base_url)
-        return self._known.get(target.base_url, Capability())
+        if self._pending:
+            for root in target.replicas:
+                await self._first(root)
+        if len(target.replicas) == 1:
+            return self._known.get(target.root, Capability())
+        return weakest(self._known[root] for root in target.replicas if root in self._known)
 
-    def learn(self, base_url: str, capability: Capability) -> None:
-        self._known[base_url] = capability
-        self.tried(base_url)
+    def learn(self, root: str, capability: Capability) -> None:
+        self._known[root] = capability
+        self.tried(root)
 
-    def tried(self, base_url: str) -> None:
+    def tried(self, root: str) -> None:
         """A probe is over, whatever it found: nobody waits for it any more."""
-        event = self._pending.pop(base_url, None)
+        event = self._pending.pop(root, None)
         if event is not None:
             event.set()
 
     def observe(self, target: Target, wire: Wire, reading: Reading, *, streamed: bool) -> None:
-        """Take in a whole reply of an upstream that is not configured."""
+        """Take in a whole reply of an upstream that is not configured; where there are several replicas, it is not
+        known which one it came from, and all are taken to be alike.
+        """
         if wire is not CHAT or target.route.engine is not EngineKind.AUTO or not reading.complete:
             return
-        known = self._known.get(target.base_url, Capability())
-        if known.ids is None:
-            self._known[target.base_url] = seen(known, says_all(reading), streamed=streamed)
+        for root in target.replicas:
+            known = self._known.get(root, Capability())
+            if known.ids is None:
+                self._known[root] = seen(known, says_all(reading), streamed=streamed)
 
-    async def _first(self, base_url: str) -> None:
+    async def _first(self, root: str) -> None:
+        event = self._pending.get(root)
+        if event is None:
+            return
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await self._pending[base_url].wait()
+                await event.wait()
         except TimeoutError:
             # An engine that is loading says nothing for minutes: one such wait is enough for all calls.
-            self.tried(base_url)
+            self.tried(root)

@@ -6,7 +6,7 @@ Never in the way: an engine that is not there yet is asked again, less and less 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -42,21 +42,22 @@ class Probe:
     metrics: Metrics
 
     async def run(self) -> None:
-        """Probe every upstream once with success. Cancel it at any time."""
+        """Probe every replica of every upstream once with success. Cancel it at any time."""
         async with asyncio.TaskGroup() as group:
-            for target in self.engines.probed.values():
-                group.create_task(self._until_known(target))
+            for root, target in self.engines.probed.items():
+                group.create_task(self._until_known(root, replace(target, base_url=f"{root}/v1", others=())))
 
-    async def _until_known(self, target: Target) -> None:
+    async def _until_known(self, root: str, target: Target) -> None:
+        """``target``: this replica alone. One that is down is asked again until it comes up."""
         for pause in chain(PAUSES, repeat(PAUSES[-1])):
             try:
                 found = await self.look(target)
             except (httpx.HTTPError, ValueError) as error:
-                self.engines.tried(target.base_url)
-                structlog.get_logger().debug("an engine was not probed", upstream=target.base_url, error=repr(error))
+                self.engines.tried(root)
+                structlog.get_logger().debug("an engine was not probed", upstream=root, error=repr(error))
                 await asyncio.sleep(pause)
             else:
-                self.engines.learn(target.base_url, found)
+                self.engines.learn(root, found)
                 self._tell(target, found)
                 return
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
+
+MOST_TEXTS = 1000
+"""Of which repeats are counted."""
 
 SECRET = re.compile(r"password|secret|api_?key|authorization|(^|_)token$", re.IGNORECASE)
 
@@ -34,6 +39,7 @@ def configure_logging(*, service: str, level: str, as_json: bool) -> None:
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Repeats())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -46,6 +52,51 @@ def configure_logging(*, service: str, level: str, as_json: bool) -> None:
     logging.getLogger("aiokafka").setLevel(max(logging.WARNING, root.level))
     logging.getLogger("httpx").setLevel(max(logging.WARNING, root.level))
     structlog.contextvars.bind_contextvars(service=service)
+
+
+@dataclass
+class _Seen:
+    since: float
+    passed: int = 0
+    left_out: int = 0
+
+
+class Repeats(logging.Filter):
+    """Lets a library say the same thing ``most`` times in ``seconds``, and counts the rest into the next such line.
+
+    The same thing is the same text before its arguments are put in: a client whose broker is away complains hundreds
+    of times a second of one node or another. What Rollmill itself says is passed on whole.
+    """
+
+    def __init__(self, most: int = 5, seconds: float = 30.0, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._most = most
+        self._seconds = seconds
+        self._now = now
+        self._seen: dict[tuple[str, int, str], _Seen] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not isinstance(record.msg, str):
+            return True  # an event of structlog
+        name, now = (record.name, record.levelno, record.msg), self._now()
+        seen = self._seen.pop(name, None)
+        if seen is None or now >= seen.since + self._seconds:
+            if seen is not None and seen.left_out:
+                record.msg = f"{record.getMessage()} [{seen.left_out} more like this in {now - seen.since:.0f} s]"
+                record.args = ()
+            seen = _Seen(now)
+        self._keep(name, seen)
+        if seen.passed >= self._most:
+            seen.left_out += 1
+            return False
+        seen.passed += 1
+        return True
+
+    def _keep(self, name: tuple[str, int, str], seen: _Seen) -> None:
+        """The longest unheard texts go first: some libraries put their arguments in themselves."""
+        self._seen[name] = seen
+        if len(self._seen) > MOST_TEXTS:
+            del self._seen[next(iter(self._seen))]
 
 
 def redact_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

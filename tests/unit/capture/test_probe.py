@@ -9,7 +9,7 @@ import pytest
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.engine import ScriptedEngine
 from rollmill.testing.replay import Asked, Played, replay_server
-from rollmill_capture.capabilities import Engines
+from rollmill_capture.capabilities import Engines, weakest
 from rollmill_capture.engines.asking import Capability, EngineKind
 from rollmill_capture.engines.wires import CHAT
 from rollmill_capture.probe import Probe
@@ -114,3 +114,42 @@ async def test_an_engine_without_ids_in_any_form_streams_again() -> None:
     engines.observe(target, CHAT, NO_IDS, streamed=True)
     engines.observe(target, CHAT, NO_IDS, streamed=False)
     assert await engines.of(target) == Capability(streams_ids=True, known=True, ids=False)
+
+
+async def test_every_replica_is_probed_and_a_route_is_asked_for_what_all_of_them_can() -> None:
+    weak = ScriptedEngine(("ok",), owner="other", stream_ids=False)
+    async with asyncio.timeout(WAIT), replay_server(ONE.answer) as one, replay_server(weak.answer) as two:
+        settings = CaptureSettings(upstream=one.url, default_route=Route(replicas=(two.url,)))
+        async with make_client(settings) as client:
+            (target,) = RouteTable(settings).trained
+            engines = Engines((target,), wait_seconds=WAIT)
+            await Probe(client, engines, Metrics("capture")).run()
+            assert await engines.of(target) == Capability(EngineKind.AUTO, streams_ids=False, known=True, ids=True)
+
+
+async def test_a_replica_that_is_down_at_the_start_is_probed_when_it_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmill_capture.probe.PAUSES", (0.01,))
+    up = asyncio.Event()
+
+    def loading(asked: Asked) -> Played:
+        return ScriptedEngine(("ok",), owner="sglang").answer(asked) if up.is_set() else Played.json({}, 503)
+
+    sglang = ScriptedEngine(("ok",), owner="sglang")
+    async with asyncio.timeout(WAIT), replay_server(loading) as one, replay_server(sglang.answer) as two:
+        settings = CaptureSettings(upstream=one.url, default_route=Route(replicas=(two.url,)))
+        async with make_client(settings) as client:
+            (target,) = RouteTable(settings).trained
+            engines = Engines((target,), wait_seconds=WAIT)
+            probing = asyncio.create_task(Probe(client, engines, Metrics("capture")).run())
+            # The one that is up says what there is to know, before the other one does.
+            assert (await engines.of(target)).kind is EngineKind.SGLANG
+            up.set()
+            await probing
+            assert (await engines.of(target)).ids is True
+
+
+@pytest.mark.parametrize(("one", "two", "both"), [(True, True, True), (True, False, False), (None, True, None)])
+def test_replicas_that_differ_are_as_good_as_the_weakest(*, one: bool | None, two: bool, both: bool | None) -> None:
+    found = [Capability(EngineKind.VLLM, known=True, ids=one), Capability(EngineKind.VLLM, known=True, ids=two)]
+    assert weakest(found) == Capability(EngineKind.VLLM, known=True, ids=both)
+    assert weakest(()) == Capability()

@@ -29,7 +29,7 @@ demo-llm: $(STAMP) ## Run a session with a real language model on the CPU; compi
 	@PYTHONPATH=examples $(BIN)/python -m real_llm $(ARGS)
 
 test: $(STAMP) ## Run all tests; those on Apache Kafka start their own broker
-	@$(BIN)/python -m pytest $(ARGS)
+	@bwrap=$$(.ci/debian-program bubblewrap bwrap) && export ROLLMILL_SANDBOX_BWRAP="$$bwrap"; $(BIN)/python -m pytest $(ARGS)
 
 fuzz: $(STAMP) ## Try 50,000 new generated sessions on the builder; EXAMPLES=500 tries fewer
 	@ROLLMILL_HYPOTHESIS_PROFILE=fuzz ROLLMILL_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest \

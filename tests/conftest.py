@@ -5,8 +5,18 @@
 """
 
 import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from rollmill.strategies.sandbox import NoSandbox, Sandbox
+from rollmill_evaluator.sandbox.choosing import SandboxOptions, container_sandbox, local_sandbox
+from rollmill_evaluator.settings import EvaluatorSettings
 
 pytest_plugins = ["rollmill.testing.kafka"]
 
@@ -21,3 +31,42 @@ settings.register_profile(
     suppress_health_check=SLOW,
 )
 settings.load_profile(os.environ.get("ROLLMILL_HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def sandbox_options() -> SandboxOptions:
+    """Sandboxes with this Python and its packages in them.
+
+    Where that Python lies in a folder that only root may enter, root stays root in the sandbox's user namespace.
+    """
+    tools = tuple(dict.fromkeys(Path(place) for place in (sys.base_prefix, sys.prefix)))
+    shut = any(not parent.stat().st_mode & stat.S_IXOTH for tool in tools for parent in (tool, *tool.parents))
+    made = EvaluatorSettings(sandbox_tools=tools, sandbox_uid=0 if shut else 65534)
+    return made.sandboxes
+
+
+@pytest.fixture
+async def sandbox(sandbox_options: SandboxOptions) -> Sandbox:
+    """This machine's sandbox; where there is none, the test is skipped with the reason."""
+    found = await local_sandbox(sandbox_options).found()
+    if isinstance(found, NoSandbox):
+        pytest.skip(found.why)
+    return found
+
+
+@pytest.fixture
+async def containers(sandbox_options: SandboxOptions) -> Sandbox:
+    """Containers; where no engine answers, the test is skipped with the reason."""
+    found = await container_sandbox(sandbox_options).found()
+    if isinstance(found, NoSandbox):
+        pytest.skip(found.why)
+    return found
+
+
+@pytest.fixture
+def public_path() -> Iterator[Path]:
+    """A folder that other users may enter: whoever runs a sandbox can read what lies in it."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path

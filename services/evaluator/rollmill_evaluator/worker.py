@@ -10,11 +10,12 @@ from aiokafka.errors import KafkaError
 from rollmill.app import ServiceContext
 from rollmill.codec import JSON
 from rollmill.errors import ConfigurationError
-from rollmill.strategies import evaluator_registry
+from rollmill.strategies import EvaluationContext, evaluator_registry
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
 from rollmill_evaluator.answering import Answering, Publish
 from rollmill_evaluator.grading import Grader
 from rollmill_evaluator.group import Group
+from rollmill_evaluator.sandbox.choosing import container_sandbox, local_sandbox
 from rollmill_evaluator.settings import EvaluatorSettings
 
 NAME = "evaluator"
@@ -28,7 +29,7 @@ async def work(context: ServiceContext) -> None:
     if not isinstance(settings, EvaluatorSettings):
         raise ConfigurationError(f"the evaluator needs EvaluatorSettings, not {type(settings).__name__}")
     answering = Answering(
-        grader=Grader(evaluator_registry(), settings.limits, context.clock),
+        grader=Grader(evaluator_registry(), settings.limits, context.clock, surroundings(settings)),
         publish=publisher(context, settings),
         metrics=context.metrics,
         partitions=settings.partitions,
@@ -51,6 +52,16 @@ async def work(context: ServiceContext) -> None:
     finally:
         announcing.cancel()
         context.health.ready(MEMBER, ready=False)
+
+
+def surroundings(settings: EvaluatorSettings) -> EvaluationContext:
+    """What evaluators of this process may use; sandboxes are looked for when first needed."""
+    return EvaluationContext(
+        deadline_seconds=settings.evaluator_seconds,
+        sandbox=local_sandbox(settings.sandboxes),
+        containers=container_sandbox(settings.sandboxes),
+        sources=settings.evaluator_sources,
+    )
 
 
 async def _announce(group: Group, context: ServiceContext) -> None:

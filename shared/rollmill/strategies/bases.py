@@ -6,12 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rollmill.models import CompletionRecord, CompletionSession, EvalResult, Trajectory
+from rollmill.strategies.sandbox import NoSandbox, Sandbox
 
 S = TypeVar("S")
 
@@ -57,12 +59,21 @@ class BaseIncrementalBuilder(BaseTrajectoryBuilder, Generic[S]):
         return self.finish(state, session.model_copy(update={"completions": ()}))
 
 
+NO_SANDBOX = NoSandbox("this evaluator runs without a sandbox")
+
+
 @dataclass(frozen=True)
 class EvaluationContext:
     """What an evaluator may use beside the trajectory."""
 
     deadline_seconds: float
     """Time left to answer, in seconds."""
+    sandbox: Sandbox = NO_SANDBOX
+    """Runs commands on this machine's own system."""
+    containers: Sandbox = NO_SANDBOX
+    """Runs commands in a container of a job's ``image``."""
+    sources: Path | None = None
+    """The folder below which configs name repositories and archives; None: they can name none."""
 
 
 class BaseTrajectoryEvaluator(ABC):

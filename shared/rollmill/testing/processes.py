@@ -12,6 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 START_SECONDS = 60.0
 
@@ -78,3 +79,24 @@ def free_port() -> int:
         port = 20_000 + secrets.randbelow(12_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+
+
+async def processes_with(word: str) -> list[int]:
+    """Processes of this machine that have ``word`` as one of their arguments."""
+    return await asyncio.to_thread(_processes_with, word.encode())
+
+
+def _processes_with(word: bytes) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if word in (folder / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+async def until_gone(word: str, seconds: float = 5.0) -> None:
+    """Wait until no process has ``word`` as an argument: the kernel takes its moment to end a namespace."""
+    async with asyncio.timeout(seconds):
+        while await processes_with(word):
+            continue

@@ -1,0 +1,191 @@
+"""The sandbox of this machine: bubblewrap, which needs no daemon and no privileges, only user namespaces.
+
+What a job sees: /usr (with /bin and /lib), some files of /etc and the configured tools, all read-only; its own /proc,
+/dev, a work folder and /tmp; itself as the only processes; a network of nothing but its own loopback. It runs without
+capabilities and cannot make namespaces; a seccomp filter refuses what namespaces do not confine. If the service dies,
+the kernel ends the sandbox with it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from rollmill.errors import InfrastructureError, InvalidInputError
+from rollmill.strategies.sandbox import SANDBOX_FAILED, WORK, Ending, Job, JobLimits, JobOutcome, Step
+from rollmill_evaluator.sandbox import seccomp
+from rollmill_evaluator.sandbox.cgroups import ControlGroups
+from rollmill_evaluator.sandbox.outcomes import outcome_of
+from rollmill_evaluator.sandbox.running import Command, run
+from rollmill_evaluator.sandbox.script import SCRIPT, bounds_of, script
+from rollmill_evaluator.sandbox.usage import Watch
+
+INSIDE_UID = 1000
+SHARED_MEMORY_BYTES = 64 * 2**20
+OWN_PROCESSES = 6
+"""bubblewrap's own and the job's shells: beside the job's processes."""
+SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Links into /usr on merged systems, folders on others."""
+ETC = (
+    "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime",
+    "/etc/mime.types", "/etc/nsswitch.conf", "/etc/protocols", "/etc/services", "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+)  # fmt: skip
+PASSWD = f"root:x:0:0::/:/bin/sh\nsandbox:x:{INSIDE_UID}:{INSIDE_UID}::/tmp:/bin/sh\n".encode()
+GROUP = f"root:x:0:\nsandbox:x:{INSIDE_UID}:\n".encode()
+HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True)
+class Bubblewrap:
+    """A `Sandbox` that starts one bubblewrap per job."""
+
+    program: Path
+    uid: int | None = None
+    """User to become before bubblewrap starts (only root can); None: stay who the service is."""
+    tools: tuple[Path, ...] = ()
+    """Files and folders that jobs see read-only at their own place, such as a language's installation."""
+    groups: ControlGroups | None = None
+
+    async def run(self, job: Job) -> JobOutcome:
+        if job.image is not None:
+            raise InvalidInputError("this sandbox runs on the machine's own system; it knows no images")
+        word = secrets.token_hex(16)
+        with ExitStack() as stack:
+            group = stack.enter_context(self.groups.group(job.limits)) if self.groups else None
+            command = self._command(job, word, stack)
+            bounds = bounds_of(job, word)
+            try:
+                ended = await run(group.gated(command) if group else command, bounds, Watch(job.limits, 2 * OWN_PROCESSES))
+            except OSError as error:
+                raise InfrastructureError(SANDBOX_FAILED, f"{self.program} cannot be started: {error}") from error
+            exhausted = group is not None and group.exhausted()
+        return outcome_of(job, word, ended, exhausted=exhausted)
+
+    def _command(self, job: Job, word: str, stack: ExitStack) -> Command:
+        files = {"/etc/passwd": PASSWD, "/etc/group": GROUP, "/etc/hosts": HOSTS, **job.files}
+        files[SCRIPT] = script(job, word).encode()
+        descriptors = {path: stack.enter_context(_Memory(data)) for path, data in files.items()}
+        filters = stack.enter_context(_Memory(seccomp.program(platform.machine())))
+        argv = [
+            str(self.program),
+            *ISOLATION,
+            *_environment(job.environment),
+            *_system(),
+            *_bound(tool for tool in self.tools if not _below(tool, Path("/usr"))),
+            *_devices(),
+            *_writable(job.limits),
+            *(word for path, source in job.mounts.items() for word in ("--ro-bind", str(source), path)),
+            *(word for path, memory in descriptors.items() for word in ("--ro-bind-data", str(memory.number), path)),
+            *("--remount-ro", "/", "--chdir", WORK, "--seccomp", str(filters.number), "--"),
+            *_limited(job.limits),
+            *("/bin/sh", SCRIPT),
+        ]
+        numbers = tuple(memory.number for memory in (*descriptors.values(), filters))
+        # Its own environment is empty: the first process of the sandbox is bubblewrap, and shows it in /proc.
+        return Command(argv, {}, numbers, self.uid)
+
+
+ISOLATION = (
+    "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session",
+    "--cap-drop", "ALL", "--uid", str(INSIDE_UID), "--gid", str(INSIDE_UID), "--hostname", "sandbox", "--clearenv",
+)  # fmt: skip
+
+
+def _environment(added: Mapping[str, str]) -> Iterator[str]:
+    values = {"PATH": PATH, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", **added}  # noqa: S108  # the sandbox's own /tmp
+    for name, value in values.items():
+        yield from ("--setenv", name, value)
+
+
+def _system() -> Iterator[str]:
+    yield from ("--ro-bind", "/usr", "/usr")
+    for name in SYSTEM_LINKS:
+        path = Path(name)
+        if path.is_symlink():
+            yield from ("--symlink", str(path.readlink()), name)
+        elif path.is_dir():
+            yield from ("--ro-bind", name, name)
+    for name in ETC:
+        yield from ("--ro-bind-try", name, name)
+
+
+def _bound(paths: Iterable[Path]) -> Iterator[str]:
+    for path in paths:
+        yield from ("--ro-bind", str(path), str(path))
+
+
+def _below(path: Path, folder: Path) -> bool:
+    return path.is_relative_to(folder)
+
+
+def _devices() -> tuple[str, ...]:
+    """A /dev and a /proc of its own, both sealed.
+
+    The one is a writable file system without a size. In the other, settings of the whole kernel are files of root,
+    and a process that the machine knows as root can write them without any capability.
+    """
+    return (
+        *("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"),
+        *("--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"),  # noqa: S108  # the sandbox's own
+        *("--remount-ro", "/dev"),
+    )
+
+
+def _writable(limits: JobLimits) -> Iterator[str]:
+    for path in (WORK, "/tmp"):  # noqa: S108  # the sandbox's own /tmp
+        yield from ("--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", path)
+
+
+def _limited(limits: JobLimits) -> tuple[str, ...]:
+    """Inside the user namespace, so that the number of processes is that of this sandbox alone."""
+    return (
+        "/usr/bin/prlimit",
+        f"--as={limits.address_space_bytes or limits.memory_bytes}",
+        f"--nproc={limits.processes + OWN_PROCESSES}",
+        f"--fsize={limits.disk_bytes}",
+        f"--nofile={limits.open_files}",
+        f"--cpu={int(limits.prepare_seconds + limits.seconds) + 1}",
+        "--core=0",
+        "--",
+    )
+
+
+class _Memory:
+    """Bytes behind a file descriptor that a child can read; closed on exit."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.number = -1
+
+    def __enter__(self) -> Self:
+        self.number = os.memfd_create("sandbox")
+        with os.fdopen(self.number, "wb", closefd=False) as file:
+            file.write(self._data)
+        os.lseek(self.number, 0, os.SEEK_SET)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.number)
+
+
+PROBE = Job((Step("probe", ("/bin/true",)),), limits=JobLimits(seconds=10.0))
+
+
+async def unavailable(sandbox: Bubblewrap) -> str | None:
+    """Why ``sandbox`` does not work on this machine; None: it works."""
+    if platform.machine() not in seccomp.ARCHITECTURES:
+        return f"no seccomp filter is known for {platform.machine()}"
+    try:
+        outcome = await sandbox.run(PROBE)
+    except InfrastructureError as error:
+        return str(error)
+    worked = outcome.ending is Ending.EXITED and outcome.step("probe") is not None
+    return None if worked else f"a first job ended as {outcome.ending}: {outcome.output.text[-500:]}"

@@ -1,0 +1,86 @@
+"""A control group (cgroup v2) per job, below one that was delegated to the service: limits that cannot be overshot."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollmill.errors import ConfigurationError
+from rollmill.strategies.sandbox import JobLimits
+from rollmill_evaluator.sandbox.running import Command
+
+CONTROLLERS = {"memory", "pids"}
+OWN_PROCESSES = 8
+ENTER = 'echo 0 > "$1/cgroup.procs" && shift && exec "$@"'
+
+
+@dataclass(frozen=True)
+class Group:
+    """One job's control group."""
+
+    path: Path
+
+    def gated(self, command: Command) -> Command:
+        """``command`` behind a shell that enters the group first, so that nothing is ever outside of it."""
+        argv = (*_becoming(command.uid), *command.argv)
+        return replace(command, argv=("/bin/sh", "-c", ENTER, "sandbox", str(self.path), *argv), uid=None)
+
+    def exhausted(self) -> bool:
+        """True where the kernel ended a process of the group for its memory."""
+        try:
+            events = dict(line.split() for line in (self.path / "memory.events").read_text().splitlines())
+        except (OSError, ValueError):
+            return False
+        return int(events.get("oom_kill", 0)) > 0
+
+
+def _becoming(uid: int | None) -> tuple[str, ...]:
+    """The user changes after the group was entered: another user may not enter it."""
+    if uid is None:
+        return ()
+    return ("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--")
+
+
+@dataclass(frozen=True)
+class ControlGroups:
+    """Makes and removes the groups of jobs below ``parent``."""
+
+    parent: Path
+
+    def check(self) -> None:
+        """Raises ConfigurationError where ``parent`` cannot hold groups with limits."""
+        try:
+            controlled = set((self.parent / "cgroup.subtree_control").read_text().split())
+        except OSError as error:
+            raise ConfigurationError(f"{self.parent} is no control group (v2): {error}") from error
+        if missing := CONTROLLERS - controlled:
+            raise ConfigurationError(f"{self.parent}/cgroup.subtree_control lacks {', '.join(sorted(missing))}")
+        if not os.access(self.parent, os.W_OK):
+            raise ConfigurationError(f"{self.parent} is not writable: delegate it to the service's user")
+
+    @contextmanager
+    def group(self, limits: JobLimits) -> Iterator[Group]:
+        self._sweep()
+        path = self.parent / f"job-{secrets.token_hex(8)}"
+        path.mkdir()
+        try:
+            (path / "memory.max").write_text(str(limits.memory_bytes))
+            (path / "memory.oom.group").write_text("1")
+            (path / "pids.max").write_text(str(limits.processes + OWN_PROCESSES))
+            with suppress(OSError):  # absent where there is no swap
+                (path / "memory.swap.max").write_text("0")
+            yield Group(path)
+        finally:
+            with suppress(OSError):
+                (path / "cgroup.kill").write_text("1")
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the groups that nobody is in any more; the kernel refuses the others."""
+        for path in self.parent.glob("job-*"):
+            with suppress(OSError):
+                path.rmdir()

@@ -1,0 +1,60 @@
+"""What a session handed in: a patch, or the content of one file, taken out of its output."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+import orjson
+from pydantic import Field, model_validator
+
+from rollmill.models import Trajectory
+from rollmill.models.base import Record
+
+FENCE = re.compile(
+    r"^(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^\n]*\n(?P<text>.*?)^(?P=fence)[ \t]*$",
+    re.MULTILINE | re.DOTALL,
+)
+DIFF_LANGUAGES = frozenset({"diff", "patch"})
+
+
+class Answer(Record):
+    """Where the answer lies in a session's output, and what it is."""
+
+    take: Literal["output", "fenced", "artifact"] = "output"
+    """``output``: the text at ``field``. ``fenced``: the last fenced block of that text. ``artifact``: the text of that
+    ``name`` under ``artifacts``."""
+    field: str = Field(default="patch", min_length=1)
+    """Where the text is in the session's output: names joined by dots. Not for an artifact."""
+    name: str | None = None
+    """Of the artifact."""
+    language: str | None = None
+    """Of the fenced block; None: ``diff`` or ``patch`` for a patch, any for a file."""
+    write_to: str | None = None
+    """The file of the work tree that the text becomes; None: the text is a patch."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.take == "artifact") != (self.name is not None):
+            raise ValueError("name is for take: artifact, and needed there")
+        if self.write_to is not None and (self.write_to.startswith("/") or ".." in self.write_to.split("/")):
+            raise ValueError("write_to must be a path inside of the work tree")
+        return self
+
+    def text(self, trajectory: Trajectory) -> str | None:
+        """The answer; None where the session handed nothing in, or where it is blank."""
+        found = self._found(orjson.loads(trajectory.output or b"null"))
+        if self.take == "fenced" and found is not None:
+            found = self._fenced(found)
+        return found if found is not None and found.strip() else None
+
+    def _found(self, output: Any) -> str | None:
+        path = ["artifacts", self.name] if self.take == "artifact" else self.field.split(".")
+        for key in path:
+            output = output.get(key) if isinstance(output, dict) else None
+        return output if isinstance(output, str) else None
+
+    def _fenced(self, text: str) -> str | None:
+        wanted = {self.language} if self.language else DIFF_LANGUAGES if self.write_to is None else None
+        blocks = [match for match in FENCE.finditer(text) if wanted is None or match["language"] in wanted]
+        return blocks[-1]["text"] if blocks else None

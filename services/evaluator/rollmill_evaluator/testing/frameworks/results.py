@@ -1,0 +1,37 @@
+"""Statuses of tests by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+class Status(StrEnum):
+    """``passed`` includes a failure that was expected (xfail, TODO)."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+Results = dict[str, Status]
+
+SEVERITY = {Status.PASSED: 0, Status.SKIPPED: 1, Status.FAILED: 2}
+
+
+def collected(found: Iterable[tuple[str, Status]]) -> Results:
+    """The worst status of each name."""
+    results: Results = {}
+    for name, status in found:
+        known = results.get(name)
+        if known is None or SEVERITY[status] > SEVERITY[known]:
+            results[name] = status
+    return results
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines without colours, and without the carriage returns that progress bars leave."""
+    return [line.rsplit("\r", 1)[-1] for line in ANSI.sub("", text).replace("\r\n", "\n").split("\n")]

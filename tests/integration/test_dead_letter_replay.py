@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
+from typer.testing import CliRunner
 
+from rollmill.cli.commands import app
 from rollmill.dlq import Place, open_desk, read_letters
 from rollmill.errors import FencedError
 from rollmill.kafka.admin import apply_topics
@@ -68,14 +68,11 @@ class World:
 
     async def dlq(self, *arguments: str) -> str:
         """The command line, as an operator types it."""
-        environment = {**os.environ, "ROLLMILL_PARTITIONS": "2"}
         address = ("--bootstrap-servers", self.settings.bootstrap_servers, "--prefix", self.settings.prefix)
-        pipe = asyncio.subprocess.PIPE
-        command = (sys.executable, "-m", "rollmill.cli", "dlq", *arguments, *address)
-        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
-        out, complaints = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == 0, complaints.decode()
-        return out.decode()
+        runner = CliRunner(env={"ROLLMILL_PARTITIONS": "2"})
+        result = await asyncio.to_thread(runner.invoke, app, ["dlq", *arguments, *address])
+        assert result.exit_code == 0, result.output
+        return str(result.stdout)
 
     async def balance_when(self, reached: Callable[[Balance], bool]) -> Balance:
         """Whatever is on the way, every look must balance."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from aiokafka import AIOKafkaProducer
 from safetensors.numpy import save
 
+from rollmill.cli.ledger import Wanted, run
 from rollmill.codec import JSON, Headers, encode, manifest_header
 from rollmill.kafka.admin import apply_topics
 from rollmill.kafka.clients import KafkaClients
@@ -255,3 +258,38 @@ async def test_settling_gives_up_after_its_time(world: World) -> None:
     assert (await settled_balance(world.settings, timeout=0.0)).total.pending == TOKENS
     await world.say(Disposition.EXCLUDED, "s2", reason="group_expired")
     assert (await settled_balance(world.settings)).total.pending == 0
+
+
+@dataclass
+class Shown:
+    """What a watch showed, and that it showed something."""
+
+    texts: list[str] = field(default_factory=list)
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __call__(self, text: str) -> None:
+        self.texts.append(text)
+        self.first.set()
+
+
+async def test_a_watch_shows_every_look_and_ends_when_nothing_is_pending(world: World) -> None:
+    await world.capture("s1")
+    await world.hold(STATE_BATCHER, "s1")
+    shown = Shown()
+    wanted = Wanted(as_json=True, settle=True, watch=True, timeout=60.0, pause=0.05)
+    watching = asyncio.create_task(run(world.settings, wanted, shown))
+    await asyncio.wait_for(shown.first.wait(), 60)
+    await world.say(Disposition.EXCLUDED, "s1", reason="group_expired")
+    last = await asyncio.wait_for(watching, 60)
+    assert [json.loads(shown.texts[place])["pending"] for place in (0, -1)] == [TOKENS, 0]
+    assert dict(last.total.excluded) == {"group_expired": TOKENS}
+
+
+async def test_stopping_a_watch_keeps_what_it_saw_last(world: World) -> None:
+    shown = Shown()
+    wanted = Wanted(as_json=False, settle=False, watch=True, timeout=60.0, pause=60.0)
+    watching = asyncio.create_task(run(world.settings, wanted, shown))
+    await asyncio.wait_for(shown.first.wait(), 60)
+    watching.cancel()
+    assert (await watching).balanced
+    assert shown.texts[0].endswith("balanced: nothing lost, nothing doubled")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import orjson
 import pytest
+from typer.testing import CliRunner
 
+from rollmill.cli.commands import app
 from rollmill.codec import JSON, encode
 from rollmill.errors import InvalidInputError
 from rollmill.kafka.admin import apply_topics
@@ -208,10 +212,20 @@ async def test_other_evaluators_and_a_part_of_the_log(live: ServiceSettings) -> 
     assert became["trajectories"] == SESSIONS - MEMBERS
     assert became["tokens"]["captured"] == CAPTURED - CAPTURED // GROUPS
     assert "drop rate" in found.table()
-    again = settings_into(live, f"{live.prefix}offset.")
-    later = await replay(Plan(live, again, from_offset={0: 10**6, 1: 0}, options=OPTIONS))
-    assert 0 < later.sessions < SESSIONS
-    assert later.sessions + later.left_out == SESSIONS
+
+
+async def test_the_command_line_says_what_it_does_and_compares(live: ServiceSettings) -> None:
+    runner = CliRunner(env={"ROLLMILL_PARTITIONS": "2", "ROLLMILL_BATCH_PARTITIONS": "1"})
+    address = ("--bootstrap-servers", live.bootstrap_servers, "--prefix", live.prefix)
+    rules = ("--max-staleness", "none", "--set", "groups_per_step=1", "--from-offset", "0:1000000,1:0", "--json")
+    into = f"{live.prefix}offset."
+    result = await asyncio.to_thread(runner.invoke, app, ["replay", "--into", into, *rules, *address])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert 0 < found["sessions"] < SESSIONS
+    assert found["sessions"] + found["left_out"] == SESSIONS
+    assert found["replay"]["tokens"]["balanced"]
+    assert "batching" in result.stderr
 
 
 async def test_a_plan_that_cannot_be_followed_is_refused(kafka_broker: EmbeddedKafka, topic_prefix: str) -> None:

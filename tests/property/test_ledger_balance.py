@@ -45,3 +45,4 @@ def test_the_ledger_agrees_with_counting_token_by_token(fates: list[str], random
     assert balance.total.dead_lettered["invalid"] == fates.count("dead")
     assert (balance.total.pending, balance.total.lost) == (fates.count("pending"), fates.count("lost"))
     assert sum(totals.captured for totals in balance.by_version.values()) == LENGTH
+    assert [(count, totals) for _, count, totals in balance.lengths()] == [(1, balance.total)]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from rollmill.cli.ledger_table import ledger_table
@@ -28,21 +28,26 @@ class Wanted:
     pause: float
 
 
-async def run(settings: KafkaSettings, wanted: Wanted) -> Balance:
-    """Print the balance as it was asked for, and return the last one."""
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+async def run(settings: KafkaSettings, wanted: Wanted, show: Callable[[str], None] = _print) -> Balance:
+    """Show the balance as it was asked for, and return the last one."""
     last = None
     try:
         async for balance in _looks(settings, wanted):
             last = balance
             if wanted.watch:
-                _print(balance, wanted, clear=sys.stdout.isatty())
+                show(_text(balance, wanted, clear=sys.stdout.isatty()))
     except asyncio.CancelledError:  # Ctrl-C is how a watch ends; the exit code says what it saw last
         if not wanted.watch or last is None:
             raise
     if last is None:
         raise RuntimeError("the ledger was not looked at")
     if not wanted.watch:
-        _print(last, wanted, clear=False)
+        show(_text(last, wanted, clear=False))
     return last
 
 
@@ -56,7 +61,7 @@ async def _looks(settings: KafkaSettings, wanted: Wanted) -> AsyncIterator[Balan
             return
 
 
-def _print(balance: Balance, wanted: Wanted, *, clear: bool) -> None:
-    text = json.dumps(balance.as_json()) if wanted.as_json else ledger_table(balance)
-    sys.stdout.write(f"{CLEAR if clear and not wanted.as_json else ''}{text}\n")
-    sys.stdout.flush()
+def _text(balance: Balance, wanted: Wanted, *, clear: bool) -> str:
+    if wanted.as_json:
+        return json.dumps(balance.as_json())
+    return (CLEAR if clear else "") + ledger_table(balance)

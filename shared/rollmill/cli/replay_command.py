@@ -57,7 +57,7 @@ def replay(
         from_offset=None if from_offset is None else offsets(from_offset),
         options=options([*(option or ()), *([] if max_staleness is None else [f"max_staleness={max_staleness}"])]),
     )
-    comparison = on_kafka(live, replay(plan))
+    comparison = on_kafka(live, replay(plan, lambda line: typer.echo(line, err=True)))
     typer.echo(json.dumps(comparison.as_json()) if as_json else comparison.table())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiokafka import TopicPartition
 
 from rollmill.errors import InvalidInputError
@@ -23,10 +25,15 @@ from rollmill.topics import REGISTRY
 STAGES = (BUILDER, MERGER, BATCHER)
 
 
-async def replay(plan: Plan) -> Comparison:
+def silent(_line: str) -> None:
+    """Says nothing."""
+
+
+async def replay(plan: Plan, report: Callable[[str], None] = silent) -> Comparison:
     """Read the live log through, write the new prefix, compare. Ends by itself.
 
-    Raises InvalidInputError for a plan that cannot be followed, before anything is written.
+    ``report`` is told what is done next. Raises InvalidInputError for a plan that cannot be followed, before anything
+    is written.
     """
     plan.check()
     check_options(plan.options, (*STAGES, "evaluator"))
@@ -35,13 +42,18 @@ async def replay(plan: Plan) -> Comparison:
     await apply_topics(plan.into)
     await _refuse_used(plan.into)
     async with open_writer(plan.into) as writer, Log.open(plan.live) as live, Log.open(plan.into) as into:
+        report("building")
         selection = await build(live, plan, writer)
+        report(f"grading {len(selection.taken)} sessions")
         if plan.evaluators is None:
             await copy_evaluations(live, selection.taken, writer)
         else:
             await grade(into, plan, writer)
+        report("merging")
         await merge(into, plan, writer)
+        report("batching")
         await batch(live, plan, writer)
+    report("comparing")
     old = await summarize(plan.live, selection.taken)
     new = await summarize(plan.into, selection.taken)
     return Comparison(old, new, len(selection.taken), len(selection.left_out))

@@ -103,10 +103,10 @@ def exclusion_emit(exclusion: Exclusion, at: float) -> Emit:
 
 def _waited(waiting: Iterable[Group], progress: Progress, now: float, rules: Rules) -> bool:
     """The flush interval has passed since the last step and since the oldest full group had its last member."""
-    ends = [group.last_end for group in waiting if group.is_full]
-    if rules.flush_seconds is None or not ends:
+    if rules.flush_seconds is None:
         return False
-    return max(min(ends), progress.last_step_at) + rules.flush_seconds <= now
+    ends = [group.last_end for group in waiting if group.is_full]
+    return bool(ends) and max(min(ends), progress.last_step_at) + rules.flush_seconds <= now
 
 
 def _advanced(progress: Progress, cut: Cut) -> Progress:

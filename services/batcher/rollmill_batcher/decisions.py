@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollmill.models import Cut, Trajectory, Unit
 from rollmill_batcher.eligibility import STALE, TOO_LARGE, MemberVerdict, TraceVerdict
 from rollmill_batcher.groups import READY, Group, GroupEvent, GroupState, moved
-from rollmill_batcher.ordering import ordered
+from rollmill_batcher.ordering import StepOrder, ordered
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.rules import Rules
-from rollmill_batcher.selection import Selection, selected
+from rollmill_batcher.selection import Selection, looked_after, selected
 from rollmill_batcher.staleness import PolicyClock
 from rollmill_batcher.standing import (
     GROUP_EXPIRED,
@@ -77,6 +77,8 @@ def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: Rules) 
     if cut.queued_steps < rules.steps_ahead:
         offered = ordered(waiting, rules.order, clock, cut.seed)
         selection = selected(_examined(offered, states, moment, rules), rules)
+        if selection.full and rules.order is not StepOrder.FIFO:
+            selection = _with_failed(selection, waiting, states, moment, rules, cut.sequence)
     taken = selection.taken if selection.full or cut.flush else ()
     step = tuple(group.after(GroupEvent.TAKEN) for group in taken)
     closed = (*expired, *selection.failed, *step)
@@ -105,6 +107,22 @@ def _examined(
             found = usable(judged(group, state, moment.gate, rules), rules)
             too_large = found.state in READY and table_bytes(found) > rules.header_bytes
             yield found.after(GroupEvent.UNUSABLE, TOO_LARGE) if too_large else found
+
+
+def _with_failed(
+    selection: Selection,
+    waiting: Sequence[Group],
+    states: Mapping[str, GroupState],
+    moment: Moment,
+    rules: Rules,
+    sequence: int,
+) -> Selection:
+    """And some of the failed ones behind a step that is full. First come, first served reaches every group anyway."""
+    seen = {group.group.group_id for group in (*selection.taken, *selection.failed)}
+    behind = [group for group in waiting if group.group_id not in seen and states[group.group_id] in READY]
+    found = _examined(looked_after(behind, sequence), states, moment, rules)
+    failed = tuple(group for group in found if group.state is GroupState.FAILED)
+    return replace(selection, failed=(*selection.failed, *failed))
 
 
 def _exclusions(group: JudgedGroup) -> list[Exclusion]:

@@ -6,9 +6,10 @@ A group's state is not stored while it is open: it follows from its members, the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from rollmill.models import PolicyVersion, Trajectory
 
@@ -67,6 +68,8 @@ class Group:
 
     group_id: str
     members: tuple[Trajectory, ...] = ()
+    notes: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What was found out about it last, by name, beside what it depends on: forgotten with the group."""
 
     def holding(self, session_id: str, attempt: int) -> Trajectory | None:
         found = (m for m in self.members if (m.session_id, m.attempt) == (session_id, attempt))
@@ -79,7 +82,7 @@ class Group:
             return self
         others = [m for m in self.members if m is not held]
         ordered = sorted([*others, member], key=lambda m: (m.session_id, m.attempt))
-        return replace(self, members=tuple(ordered))
+        return Group(self.group_id, tuple(ordered))
 
     @cached_property
     def current(self) -> tuple[Trajectory, ...]:

@@ -122,9 +122,11 @@ def done_of(state: StateView[Held], group_id: str) -> DoneGroup | None:
 
 
 def groups(state: StateView[Held]) -> Iterator[Group]:
-    """Those that wait. The groups of a step are held with a marker beside them."""
-    values = (value for _, value in state.items() if isinstance(value, Group))
-    return (group for group in values if done_key(group.group_id) not in state)
+    """Those that wait, without those of the steps that are held."""
+    progress = progress_of(state)
+    steps = filter(None, (step_of(state, number) for number in range(progress.kept_from, progress.next_step)))
+    taken = {group_id for step in steps for group_id in step.cut.groups}
+    return (value for _, value in state.items() if isinstance(value, Group) and value.group_id not in taken)
 
 
 def done_groups(state: StateView[Held]) -> Iterator[DoneGroup]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rollmill_batcher.groups import GroupState
-from rollmill_batcher.ordering import StepOrder
+from rollmill_batcher.groups import Group, GroupState
 from rollmill_batcher.rules import Rules
 from rollmill_batcher.standing import JudgedGroup
 from rollmill_batcher.table import table_bytes
+
+LOOKED_AFTER = 256
+"""Groups."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +48,34 @@ class _Room:
 
 
 def selected(examined: Iterable[JudgedGroup], rules: Rules) -> Selection:
-    """The first usable groups that a step has room for, and the failed ones.
-
-    In an order by age, groups that nothing can train any more may stand behind those that fill every step; so all
-    are looked at, or they would wait for ever. First come, first served reaches every group.
-    """
+    """The first usable groups that a step has room for, and the failed ones before them. Looks no further."""
     taken: list[JudgedGroup] = []
     failed: list[JudgedGroup] = []
     room, full = _room(rules), False
     for group in examined:
         if group.state is GroupState.FAILED:
             failed.append(group)
-        elif not full and room.fits(group):
+        elif room.fits(group):
             taken.append(group)
             room = room.after(group)
             full = room.is_used_up
         else:
             full = True
-        if full and rules.order is StepOrder.FIFO:
+        if full:
             break
     return Selection(tuple(taken), tuple(failed), full)
+
+
+def looked_after(waiting: Sequence[Group], sequence: int) -> Sequence[Group]:
+    """The next `LOOKED_AFTER` of the groups that a full step has not reached, by the number of its cut.
+
+    In an order by age, groups that nothing can train any more may stand behind those that fill every step. So each
+    cut looks after some, round and round, and its cost does not grow with what waits.
+    """
+    if len(waiting) <= LOOKED_AFTER:
+        return waiting
+    start = sequence * LOOKED_AFTER % len(waiting)
+    return [*waiting[start : start + LOOKED_AFTER], *waiting[: max(0, start + LOOKED_AFTER - len(waiting))]]
 
 
 def _room(rules: Rules) -> _Room:

@@ -69,15 +69,29 @@ def state_of(group: Group, moment: Moment, rules: Rules) -> GroupState:
 
 def grows_stale(group: Group, moment: Moment, rules: Rules) -> bool:
     """An open group with at least min-k that this cut can still take inside the limit, and the next one not."""
-    if not rules.groups.close_before_stale or _counted(group, rules) < _min_k(group, rules):
+    if not rules.groups.close_before_stale or _is_young(group, moment, rules):
+        return False
+    if _counted(group, rules) < _min_k(group, rules):
         return False
     traces = [v.trace for member in _graded(group, rules) for v in judge(member, moment.gate).trained]
     ages = (moment.gate.clock.age_of(trace, rules.staleness.basis) for trace in traces)
     return any(map(rules.staleness.is_last_chance, ages))
 
 
+def _is_young(group: Group, moment: Moment, rules: Rules) -> bool:
+    """Cheap, and true of most: no trace is older than the oldest token, by whatever basis."""
+    limit = rules.staleness.enforced
+    return limit is None or (group.oldest is not None and moment.gate.clock.age(group.oldest) < limit)
+
+
 def judged(group: Group, state: GroupState, gate: Gate, rules: Rules) -> JudgedGroup:
-    return JudgedGroup(group, state, tuple(judge(member, gate) for member in _graded(group, rules)))
+    """With the verdict on each member. A cut asks again what the one before has asked, so it is noted down."""
+    asked = (gate, rules.scoring)
+    known = group.notes.get("judged")
+    if known is None or known[0] != asked:
+        known = (asked, tuple(judge(member, gate) for member in _graded(group, rules)))
+        group.notes["judged"] = known
+    return JudgedGroup(group, state, known[1])
 
 
 def _graded(group: Group, rules: Rules) -> tuple[Trajectory, ...]:

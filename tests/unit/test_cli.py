@@ -38,7 +38,7 @@ def completion(tokens: int) -> CompletionRecord:
 
 def test_help_names_every_command() -> None:
     shown = rollmill("--help").stdout
-    for command in ("up", "topics", "tail", "ledger", "schemas", "version"):
+    for command in ("up", "topics", "tail", "ledger", "dlq", "replay", "schemas", "version"):
         assert command in shown
 
 

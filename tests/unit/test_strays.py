@@ -10,6 +10,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from rollmill.errors import RetryableError
+from rollmill.kafka.clients import stop_consumer
 from rollmill.kafka.strays import without_strays
 from rollmill.kafka.transaction import Transaction, TransactionFailedError, abandon, stop_producer
 
@@ -28,7 +29,7 @@ class CancellingProducer:
         self.closed = False
         self._message_accumulator = SimpleNamespace(fail_all=lambda _error: None)
         self._sender = SimpleNamespace(sender_task=None)
-        self.client = self
+        self.client = self._client = self
 
     async def begin_transaction(self) -> None:
         return None
@@ -67,10 +68,10 @@ async def test_a_deadline_is_no_stray_cancellation() -> None:
             await without_strays(asyncio.sleep(60))
 
 
-@pytest.mark.parametrize("end", [abandon, stop_producer])
-async def test_a_producer_that_cancels_its_own_end_is_thrown_away_all_the_same(end: Any) -> None:
+@pytest.mark.parametrize("end", [abandon, stop_producer, stop_consumer])
+async def test_a_client_that_cancels_its_own_end_is_thrown_away_all_the_same(end: Any) -> None:
     producer = CancellingProducer()
-    await end(cast("AIOKafkaProducer", producer))
+    await end(producer)
     assert producer.closed
 
 

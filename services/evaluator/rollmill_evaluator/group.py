@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord
 from aiokafka.errors import IllegalStateError
 
 from rollmill.codec import Headers
-from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.clients import KafkaClients, stop_consumer
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import Topic
 from rollmill_evaluator.commits import Commits
@@ -79,8 +79,12 @@ class Group:
         clients: KafkaClients,
         limits: GroupLimits,
         metrics: Metrics,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
+        """``labels``: of the metrics, where several groups run in one process."""
         self._handle, self._limits, self._metrics = handle, limits, metrics
+        self._labels = dict(labels or {})
+        self._group_id = group_id
         self._topic, self._topic_name = topic, topic.full_name(prefix)
         self._consumer: AIOKafkaConsumer = clients.consumer(group_id=group_id, reset="earliest")
         self._commits = Commits(self._consumer, clients, group_id, limits.deadline_seconds)
@@ -166,7 +170,9 @@ class Group:
                     return
                 progress.pass_to(position)
                 lag = max(0, (self._consumer.highwater(place) or position) - position)
-                self._metrics.gauge("lag_records", lag, topic=self._topic.name, partition=str(place.partition))
+                self._metrics.gauge(
+                    "lag_records", lag, topic=self._topic.name, partition=str(place.partition), **self._labels
+                )
 
     async def _show_life(self) -> None:
         if time.monotonic() - self._polled_at < SIGN_OF_LIFE_SECONDS:
@@ -182,27 +188,27 @@ class Group:
     def _begin(self, place: TopicPartition, record: ConsumerRecord[bytes, bytes]) -> None:
         progress = self._progress[place]
         if not progress.begin(record.offset):
-            self._metrics.count("repeated_records")
+            self._metrics.count("repeated_records", 1, **self._labels)
             return
         received = Received(place.partition, record.offset, record.value, tuple(record.headers))
         self._bytes += received.size
         task = asyncio.create_task(self._handle_one(received, progress), name=f"{place.partition}/{record.offset}")
         self._tasks[task] = place
         task.add_done_callback(self._ended)
-        self._metrics.gauge("records_in_flight", len(self._tasks))
+        self._metrics.gauge("records_in_flight", len(self._tasks), **self._labels)
 
     async def _handle_one(self, received: Received, progress: Progress) -> None:
         try:
             await self._handle(received)
             progress.finish(received.offset)
-            self._metrics.count("records")
+            self._metrics.count("records", 1, **self._labels)
         finally:
             self._bytes -= received.size
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         self._freed.set()
-        self._metrics.gauge("records_in_flight", len(self._tasks))
+        self._metrics.gauge("records_in_flight", len(self._tasks), **self._labels)
         if not task.cancelled() and task.exception() is not None:
             self.fail(task.exception())
 
@@ -231,9 +237,14 @@ class Group:
         self._progress |= {place: Progress(mark) for place, mark in starts.items()}
         for place in kept:
             self._consumer.seek(place, self._progress[place].position)
-        self._metrics.gauge("partitions_assigned", len(kept))
-        self._metrics.count("rebalances")
-        log.info("partitions assigned", partitions=sorted(place.partition for place in kept), new=len(starts))
+        self._metrics.gauge("partitions_assigned", len(kept), **self._labels)
+        self._metrics.count("rebalances", 1, **self._labels)
+        log.info(
+            "partitions assigned",
+            group=self._group_id,
+            partitions=sorted(place.partition for place in kept),
+            new=len(starts),
+        )
         self._gate.set()
         self.joined.set()
 
@@ -249,7 +260,7 @@ class Group:
         self._committed_at = time.monotonic()
         written = await self._commits.write({place: progress.mark() for place, progress in self._progress.items()})
         if not written:
-            self._metrics.count("commits_refused")
+            self._metrics.count("commits_refused", 1, **self._labels)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
@@ -266,8 +277,7 @@ class Group:
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=self._limits.deadline_seconds)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._consumer.stop(), self._limits.deadline_seconds)
+        await stop_consumer(self._consumer)
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

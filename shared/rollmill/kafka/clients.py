@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
+from rollmill.kafka.strays import without_strays
 from rollmill.settings import KafkaSettings
 
 if TYPE_CHECKING:
@@ -79,9 +80,13 @@ class KafkaClients:
 
 async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
     """Bounded (RULES T5): a consumer that gets no answer to its good-bye is left."""
-    with suppress(Exception):
+    try:
         async with asyncio.timeout(STOP_SECONDS):
-            await consumer.stop()
+            await without_strays(consumer.stop())
+    except Exception:  # noqa: BLE001  # whatever it is, nobody needs this consumer any more
+        with suppress(Exception):
+            async with asyncio.timeout(STOP_SECONDS):
+                await without_strays(consumer._client.close())  # noqa: SLF001  # no public way
 
 
 def faststream_broker(settings: KafkaSettings) -> KafkaBroker:

@@ -96,11 +96,13 @@ def test_decisions_give_the_state() -> None:
     assert found[Place(3, 1)].decisions[0].by == "ada"
 
 
-def test_what_is_no_letter_is_kept_apart() -> None:
-    letters = Letters()
-    letters.take(record(7, b"s", b"who knows", [(DEAD_LETTER, b"{}")]))
-    letters.take(record(8, b"s", b"who knows", []))
-    assert (letters.found, letters.unreadable) == ({}, [Place(3, 7), Place(3, 8)])
+def test_what_says_nothing_of_itself_is_a_letter_that_can_be_driven_nowhere() -> None:
+    found = letters_of(record(7, b"s", b"who knows", [(DEAD_LETTER, b"{}")]), record(8, b"s", b"who knows", []))
+    assert [letter.info.reason for letter in found.values()] == ["unreadable", "unreadable"]
+    letter = found[Place(3, 8)]
+    assert in_full(letter, b"who knows", full=False)["payload"]["begins"] == "who knows"
+    with pytest.raises(InvalidInputError, match="no topic of the registry"):
+        re_driven(letter, b"who knows", SETTINGS)
 
 
 def test_filters_choose() -> None:

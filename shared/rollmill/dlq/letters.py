@@ -16,6 +16,9 @@ from rollmill.models.outcome import DeadLetterDecision
 from rollmill.settings import KafkaSettings
 from rollmill.topics import DEAD_LETTERS
 
+UNREADABLE = "unreadable"
+UNKNOWN = "unknown"
+
 JSON_HEADERS: Headers = ((CONTENT_TYPE, JSON.encode()),)
 
 
@@ -95,11 +98,12 @@ class Wanted:
 
 @dataclass
 class Letters:
-    """Folds the records of ``dead-letters``, in the order of each partition."""
+    """Folds the records of ``dead-letters``, in the order of each partition.
+
+    A record that says neither why it is here nor what was decided is a letter, too, with the reason ``unreadable``.
+    """
 
     found: dict[Place, Letter] = field(default_factory=dict)
-    unreadable: list[Place] = field(default_factory=list)
-    """Records that say neither why they are here nor what was decided."""
 
     def take(self, record: ConsumerRecord[bytes, bytes]) -> None:
         place = Place(record.partition, record.offset)
@@ -109,8 +113,8 @@ class Letters:
                 self._decide(decode(DeadLetterDecision, header(headers, DEAD_LETTER_DECISION), JSON_HEADERS))
             else:
                 self.found[place] = _letter(place, record, headers)
-        except PoisonRecordError:
-            self.unreadable.append(place)
+        except PoisonRecordError as error:
+            self.found[place] = _unreadable(place, record, headers, error)
 
     def _decide(self, decision: DeadLetterDecision) -> None:
         place = Place(decision.partition, decision.offset)
@@ -129,6 +133,21 @@ def _letter(place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers
         size=len(record.value or b""),
         at=record.timestamp / 1000,
     )
+
+
+def _unreadable(
+    place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers, error: PoisonRecordError
+) -> Letter:
+    """Nobody knows where it came from: it can be shown and dropped, and driven nowhere."""
+    info = DeadLetterInfo(
+        reason=UNREADABLE,
+        error=str(error),
+        stage=UNKNOWN,
+        topic=UNKNOWN,
+        partition=place.partition,
+        offset=place.offset,
+    )
+    return Letter(place, info, record.key or b"", headers, len(record.value or b""), record.timestamp / 1000)
 
 
 def _received(headers: Headers) -> Headers:

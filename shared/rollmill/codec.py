@@ -27,7 +27,11 @@ DEAD_LETTER = "dead-letter"
 DEAD_LETTER_DECISION = "dead-letter-decision"
 
 MAX_BYTES = 64 * 2**20
-"""No record that Kafka lets through is larger; a bound for what is decoded."""
+"""No record that Kafka lets through is larger, and no blob; a bound for what is decoded."""
+
+REFERENCE = b"\xc1rollmill-blob:"
+"""Begins a value that refers to a blob (`rollmill.claims`). 0xC1 begins nothing in MessagePack, JSON or a safetensors
+file of any possible size, so headers stay as they are and no other value is taken for a reference."""
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -44,12 +48,14 @@ def decode(kind: Any, value: bytes | None, headers: Headers = ()) -> Any:
     """The record of type ``kind`` (a model or an annotated union) that ``value`` holds.
 
     Raises PoisonRecordError with reason ``tombstone``, ``too_large``, ``unknown_content_type``, ``malformed``
-    (not decodable) or ``invalid`` (decodable, but refused by the model).
+    (not decodable), ``invalid`` (decodable, but refused by the model) or ``unredeemed`` (a reference to a blob).
     """
     if value is None:
         raise PoisonRecordError("tombstone", "the record has no value")
     if len(value) > MAX_BYTES:
         raise PoisonRecordError("too_large", f"{len(value)} bytes, at most {MAX_BYTES} are read")
+    if value.startswith(REFERENCE):
+        raise PoisonRecordError("unredeemed", "the value lies in object storage, and only a reference is here")
     data = _parse(value, _content_type(value, headers))
     try:
         return _adapter(kind).validate_python(data)

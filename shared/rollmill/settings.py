@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, field_validator, model_validator
@@ -38,6 +39,27 @@ class KafkaSettings(BaseSettings):
     hand_over: Literal["batches", "trajectories", "none"] = "batches"
     """What is handed to the trainer of the run: steps of the batcher, the trajectories themselves (`TrajectoryStream`,
     no batcher), or nothing, where runs are only collected. There is one consumer of record (RULES A9)."""
+    claim_check_url: str = ""
+    """Object storage of large values, ``file:///a/directory`` or ``s3://bucket/prefix``, the same for every program of
+    the prefix; empty: every value lies in its record, and larger ones are refused (RULES C1)."""
+    claim_check_bytes: PositiveInt = 2**20
+    """A larger value goes there, and its record holds a reference."""
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """How the broker's listener is spoken to: SSL is TLS, SASL is with a user's name and password."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    """PLAIN sends the password itself, so it is allowed with TLS alone."""
+    sasl_username: str = ""
+    sasl_password: SecretStr | None = None
+    tls_ca_file: Path | None = None
+    """PEM of the authorities that may have signed the broker's certificate; None: those that the system trusts."""
+    tls_certificate_file: Path | None = None
+    """PEM of this client's own certificate and its chain, for a broker that asks for one."""
+    tls_key_file: Path | None = None
+    """PEM of its private key."""
+    tls_key_password: SecretStr | None = None
+    """Opens that file where it is encrypted."""
+    tls_check_hostname: bool = True
+    """Whether the broker's certificate must name the host that was asked; False for tunnels alone."""
     failpoints: str = ""
     """For tests of failures alone: where this program dies, fails or stands still (`rollmill.failpoints`)."""
 
@@ -49,6 +71,17 @@ class KafkaSettings(BaseSettings):
         except InvalidInputError as error:
             raise ValueError(str(error)) from error
         return text
+
+    @model_validator(mode="after")
+    def _has_what_its_protocol_needs(self) -> Self:
+        sasl, tls = self.security_protocol.startswith("SASL"), self.security_protocol.endswith("SSL")
+        if sasl and not (self.sasl_username and self.sasl_password):
+            raise ValueError(f"security_protocol {self.security_protocol} needs sasl_username and sasl_password")
+        if sasl and not tls and self.sasl_mechanism == "PLAIN":
+            raise ValueError("sasl_mechanism PLAIN would send the password in the clear: use SASL_SSL, or SCRAM")
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file belong together: give both or none")
+        return self
 
     @model_validator(mode="after")
     def _joins_outlast_dead_members(self) -> Self:

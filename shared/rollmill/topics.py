@@ -277,6 +277,16 @@ REGISTRY: tuple[Topic, ...] = (
     STATE_BATCHER,
 )
 
+CLAIM_CHECKED: tuple[Topic, ...] = (
+    COMPLETIONS,
+    BUILT,
+    TRAJECTORIES,
+    STATE_BUILDER,
+    STATE_REWARD_MERGER,
+    STATE_BATCHER,
+)
+"""Their large values may lie in object storage. Micro-batches are bounded by design, the others are small."""
+
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Partition of a key as Kafka's Java client and aiokafka choose it (murmur2). An empty key is refused."""

@@ -60,13 +60,15 @@ def _chunks(
         yield Emit(OUTCOMES, session_id, part)
 
 
-def built(ended: EndedSession, trajectory: Trajectory) -> tuple[Trajectory, bytes, tuple[Emit, ...]]:
+def built(ended: EndedSession, trajectory: Trajectory, largest: int) -> tuple[Trajectory, bytes, tuple[Emit, ...]]:
     """The trajectory as sent, its bytes, and all records of a session's end.
 
-    Manifest header and value together stay within the limit of ``built``, so that the broker takes the record.
+    Manifest header and value together stay within ``largest`` bytes, so that the broker takes the record. A value that
+    may lie outside the log leaves the whole record to the manifest.
     """
     header = manifest_header(trajectory.manifest)
-    sent, value = fitting(ended, trajectory, BUILT.max_bytes, len(header[1]))
+    most = largest if len(header[1]) < BUILT.max_bytes // 2 else BUILT.max_bytes
+    sent, value = fitting(ended, trajectory, most, len(header[1]))
     if sent is not trajectory:
         header = manifest_header(Manifest(session_id=sent.session_id, attempt=sent.attempt))
     first = Emit(BUILT, sent.session_id, value, headers=((CONTENT_TYPE, MSGPACK.encode()), header))

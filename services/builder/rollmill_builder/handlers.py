@@ -19,7 +19,7 @@ from rollmill.models import (
 )
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry
 from rollmill.stream.stage import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
-from rollmill.topics import COMPLETIONS, STATE_BUILDER, partition_of
+from rollmill.topics import BUILT, COMPLETIONS, STATE_BUILDER, partition_of
 from rollmill_builder import emits
 from rollmill_builder.calls import captured_units
 from rollmill_builder.closing import finish
@@ -52,7 +52,7 @@ class BuilderStage(Stage[BuilderState]):
     """Folds ``completions`` into ``built``. State: open sessions, markers of closed ones, the time of the last sweep.
 
     ``late_window``: seconds of event time for which a closed session is remembered. ``expiry_seconds``: how often
-    open sessions are looked through. ``memory``: of each task.
+    open sessions are looked through. ``memory``: of each task. ``largest``: most bytes of a trajectory.
     """
 
     name = emits.STAGE
@@ -67,7 +67,9 @@ class BuilderStage(Stage[BuilderState]):
         late_window: float,
         expiry_seconds: float = 1.0,
         memory: MemoryLimits | None = None,
+        largest: int = BUILT.max_bytes,
     ) -> None:
+        self._largest = largest
         self._registry, self._partitions, self._late_window = registry, partitions, late_window
         self._shards = Shards(lambda: Shard(expiry_seconds, memory or MemoryLimits()))
 
@@ -166,7 +168,7 @@ class BuilderStage(Stage[BuilderState]):
     def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, ending: _Ending) -> Effects:
         end = session.ended(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
         ended = EndedSession(end, session.calls)
-        trajectory, value, records = emits.built(ended, finish(ended, self._registry, session.folded))
+        trajectory, value, records = emits.built(ended, finish(ended, self._registry, session.folded), self._largest)
         marker = Closed(
             at=end.closed_at,
             attempt=end.attempt,

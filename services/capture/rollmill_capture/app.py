@@ -14,6 +14,7 @@ import structlog
 from starlette.applications import Starlette
 
 from rollmill.app import Service, ServiceContext
+from rollmill.claims import Claims
 from rollmill.errors import PoisonRecordError
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.tables import TableReader
@@ -73,6 +74,8 @@ class Parts:
     engines: Engines = field(default_factory=Engines)
     admission: Admission | None = None
     """None: everything is admitted."""
+    claims: Claims | None = None
+    """None: every record lies in the log."""
     fleet: Fleet | None = None
     """None: this replica is the only one."""
 
@@ -95,7 +98,7 @@ def assemble(parts: Parts) -> Starlette:
     )
     fleet = parts.fleet or Fleet(Gates(parts.upstream.pauses, parts.announced), parts.sink, parts.clock)
     admin = AdminApi(desk, fleet.gates, fleet, parts.sink)
-    recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics, parts.engines)
+    recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics, parts.engines, parts.claims)
     caller = Caller(
         desk=desk,
         routes=routes,
@@ -249,6 +252,7 @@ class Program:
             clock=context.clock,
             metrics=context.metrics,
             engines=engines,
+            claims=Claims.of(self._settings),
             admission=self._admission,
             fleet=fleet,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from rollmill.claims import Claims, StorageUnreachableError
 from rollmill.codec import encode
 from rollmill.errors import RollmillError
 from rollmill.models import CallStatus, CompletionRecord, PolicyVersion
@@ -37,6 +38,8 @@ class Recorder:
     metrics: Metrics
     engines: Engines = field(default_factory=Engines)
     """Learn from each reply what their engine can."""
+    claims: Claims | None = None
+    """Where large records are kept; None: in the log, made to fit."""
     _warned: set[str] = field(default_factory=set)
     _at_zero: int = 0
 
@@ -58,7 +61,7 @@ class Recorder:
         newest = self.announced.newest(call.target.route.policy)
         ending = self._with_cache(call, ending)
         record = completion_record(call, ending, ended_at=self.clock.now(), announced=newest)
-        value = fitting_bytes(record, COMPLETIONS.max_bytes)
+        value = await self._fitting(record)
         await self._append(record, encode(skeleton(record)) if value is None else value)
         self._count(call, record)
         if ending.status is CallStatus.OK:
@@ -66,6 +69,21 @@ class Recorder:
             self.engines.observe(call.target, served.wire, ending.reading, streamed=served.streams)
         if value is None:
             raise RecordTooLargeError(f"the record of {call.completion_id} is over {COMPLETIONS.max_bytes} bytes")
+
+    async def _fitting(self, record: CompletionRecord) -> bytes | None:
+        """The record as it goes to the log. While the storage of large values is away, it has to fit by itself."""
+        inside = COMPLETIONS.max_bytes
+        if self.claims is None:
+            return fitting_bytes(record, inside)
+        value = fitting_bytes(record, self.claims.largest(COMPLETIONS))
+        try:
+            return None if value is None else await self.claims.check_in(COMPLETIONS, value)
+        except StorageUnreachableError as error:
+            self.metrics.count("blobs_not_stored")
+            structlog.get_logger().warning(
+                "a large record stays in the log", call=record.completion_id, error=str(error)
+            )
+            return value if value is not None and len(value) <= inside else fitting_bytes(record, inside)
 
     async def _append(self, record: CompletionRecord, value: bytes) -> None:
         started = time.perf_counter()

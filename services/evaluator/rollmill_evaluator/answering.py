@@ -8,8 +8,10 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import stamina
 import structlog
 
+from rollmill.claims import Claims, StorageUnreachableError
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
 from rollmill.failpoints import Failpoint, Failpoints
@@ -39,26 +41,38 @@ class Answering:
     partitions: int
     concurrency: int
     """Evaluations at once, for each strategy by itself: a slow one does not take the places of a quick one."""
+    claims: Claims | None = None
+    """Where large trajectories are kept; None: all lie in their records."""
     failpoints: Failpoints = field(default_factory=Failpoints)
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _running: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     async def answer(self, received: Received) -> None:
-        trajectory = self._read(received)
+        try:
+            content = await self._content(received)
+            trajectory = self._read(received, content)
+        except PoisonRecordError as error:
+            log.warning("unreadable record passed over", reason=error.reason, offset=received.offset)
+            self.metrics.count("unreadable_records")
+            return
         if trajectory is None:
             return
-        digest = hashlib.blake2b(received.value or b"", digest_size=16).hexdigest()
+        digest = hashlib.blake2b(content or b"", digest_size=16).hexdigest()
         async with asyncio.TaskGroup() as group:
             for spec in trajectory.spec.evaluators:
                 group.create_task(self._evaluate(trajectory, digest, spec))
 
-    def _read(self, received: Received) -> Trajectory | None:
-        try:
-            trajectory: Trajectory = decode(Trajectory, received.value, received.headers)
-        except PoisonRecordError as error:
-            log.warning("unreadable record passed over", reason=error.reason, offset=received.offset)
-            self.metrics.count("unreadable_records")
-            return None
+    async def _content(self, received: Received) -> bytes | None:
+        """The value, wherever it was kept. A storage that is away is asked until it answers: the record waits."""
+        if self.claims is None:
+            return received.value
+        async for attempt in stamina.retry_context(on=StorageUnreachableError, attempts=None, timeout=None):
+            with attempt:
+                return await self.claims.redeem(received.value)
+        return None
+
+    def _read(self, received: Received, content: bytes | None) -> Trajectory | None:
+        trajectory: Trajectory = decode(Trajectory, content, received.headers)
         if partition_of(trajectory.session_id.encode(), self.partitions) != received.partition:
             self.metrics.count("misplaced_records")
             return None

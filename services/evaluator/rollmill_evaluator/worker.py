@@ -8,6 +8,7 @@ import stamina
 from aiokafka.errors import KafkaError
 
 from rollmill.app import ServiceContext
+from rollmill.claims import Claims
 from rollmill.codec import JSON
 from rollmill.errors import ConfigurationError
 from rollmill.strategies import EvaluationContext, evaluator_registry
@@ -34,6 +35,7 @@ async def work(context: ServiceContext) -> None:
         metrics=context.metrics,
         partitions=settings.partitions,
         concurrency=settings.evaluator_concurrency,
+        claims=Claims.of(settings),
         failpoints=context.failpoints,
     )
     group = Group(

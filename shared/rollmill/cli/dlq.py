@@ -6,15 +6,17 @@ import json
 import os
 import pwd
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import typer
 
+from rollmill.claims import Claims, StorageUnreachableError
 from rollmill.cli.dead_letter_text import as_json as letter_json
 from rollmill.cli.dead_letter_text import in_full, table
 from rollmill.cli.moments import moment
 from rollmill.dlq import Desk, Letter, LetterState, Place, Wanted, chosen, open_desk, read_letters, read_value
-from rollmill.errors import InvalidInputError
+from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.settings import KafkaSettings
 from rollmill.telemetry.clock import SystemClock
 
@@ -61,8 +63,15 @@ async def listed(settings: KafkaSettings, wanted: Wanted, *, as_json: bool) -> N
 async def shown(settings: KafkaSettings, number: str, *, full: bool, as_json: bool) -> None:
     place = Place.parse(number)
     (letter,) = chosen(await read_letters(settings), Wanted(places=frozenset({place})))
-    content = in_full(letter, await read_value(settings, place), full=full)
+    content = in_full(letter, await _content(settings, await read_value(settings, place)), full=full)
     typer.echo(json.dumps(content) if as_json else json.dumps(content, indent=2, ensure_ascii=False))
+
+
+async def _content(settings: KafkaSettings, value: bytes) -> bytes:
+    """What a letter's bytes stand for, where that can be had."""
+    with suppress(PoisonRecordError, StorageUnreachableError):
+        return await Claims.of(settings).redeem(value) or value
+    return value
 
 
 async def decided(settings: KafkaSettings, wanted: Wanted, decision: Decision) -> None:

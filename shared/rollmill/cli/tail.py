@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
+from rollmill.claims import Claims
 from rollmill.codec import DEAD_LETTER, DEAD_LETTER_DECISION, SAFETENSORS, decode, header
 from rollmill.errors import PoisonRecordError
 from rollmill.kafka.clients import KafkaClients
@@ -15,7 +17,7 @@ from rollmill.ledger.wire import batch_header
 from rollmill.models import DeadLetterInfo
 from rollmill.models.outcome import DeadLetterDecision
 from rollmill.settings import KafkaSettings
-from rollmill.topics import DEAD_LETTERS, Topic
+from rollmill.topics import CLAIM_CHECKED, DEAD_LETTERS, Topic
 
 SHOWN = 6
 """Numbers shown of a longer array."""
@@ -26,14 +28,14 @@ async def follow(
     settings: KafkaSettings, topic: Topic, *, from_beginning: bool, limit: int | None, full: bool
 ) -> AsyncIterator[str]:
     """Lines for the records of ``topic``: from the oldest, or from now on; ``limit`` None is for ever."""
-    shown = 0
+    shown, claims = 0, Claims.of(settings)
     async with KafkaClients(settings).consumer(reset="earliest") as consumer:
         await _assign(consumer, settings, topic, from_beginning=from_beginning)
         while limit is None or shown < limit:
             for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():
                 for record in records[: None if limit is None else limit - shown]:
                     shown += 1
-                    yield line(topic, record, full=full)
+                    yield await _line(claims, topic, record, full=full)
 
 
 async def _assign(consumer: AIOKafkaConsumer, settings: KafkaSettings, topic: Topic, *, from_beginning: bool) -> None:
@@ -43,9 +45,22 @@ async def _assign(consumer: AIOKafkaConsumer, settings: KafkaSettings, topic: To
     await (consumer.seek_to_beginning if from_beginning else consumer.seek_to_end)(*partitions)
 
 
-def line(topic: Topic, record: ConsumerRecord[bytes, bytes], *, full: bool = False) -> str:
-    """One record as one line of JSON. What cannot be decoded is shown with the reason, never skipped."""
-    value = described(topic, record)
+async def _line(claims: Claims, topic: Topic, record: ConsumerRecord[bytes, bytes], *, full: bool) -> str:
+    if topic not in CLAIM_CHECKED or topic.model is None:
+        return line(topic, record, full=full)
+    try:
+        record = replace(record, value=await claims.redeem(record.value))
+    except PoisonRecordError as error:
+        return line(topic, record, problem=str(error))
+    return line(topic, record, full=full)
+
+
+def line(topic: Topic, record: ConsumerRecord[bytes, bytes], *, full: bool = False, problem: str | None = None) -> str:
+    """One record as one line of JSON. What cannot be decoded is shown with the reason, never skipped.
+
+    ``problem``: why its blob cannot be had.
+    """
+    value = described(topic, record) if problem is None else {"undecodable": problem}
     content = {
         "partition": record.partition,
         "offset": record.offset,

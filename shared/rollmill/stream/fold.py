@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from rollmill.claims import largest_value
 from rollmill.errors import FatalError, PoisonRecordError
 from rollmill.kafka.transaction import Outgoing
 from rollmill.settings import ServiceSettings
@@ -110,7 +111,7 @@ class Fold(Generic[V]):
 
     def _encoded(self, effects: Effects) -> list[Outgoing]:
         for delta in effects.deltas:
-            if len(delta.payload) > self._stage.state_topic.max_bytes:
+            if len(delta.payload) > largest_value(self._stage.state_topic, self._settings):
                 raise PoisonRecordError("output_too_large", f"{len(delta.payload)} bytes of state for one record")
         return [outgoing(emit, self._settings) for emit in effects.emits]
 

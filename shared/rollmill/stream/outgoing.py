@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rollmill.claims import largest_value
 from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, SAFETENSORS, Headers, encode, manifest_header
 from rollmill.errors import PoisonRecordError
 from rollmill.kafka.transaction import Outgoing
@@ -18,9 +19,10 @@ def outgoing(emit: Emit, settings: KafkaSettings) -> Outgoing:
     """Encode and place one emitted record. Raises PoisonRecordError ``output_too_large``."""
     key = emit.key.encode()
     value = encode_value(emit.topic, emit.value)
-    if value is not None and len(value) > emit.topic.max_bytes:
+    most = largest_value(emit.topic, settings)
+    if value is not None and len(value) > most:
         raise PoisonRecordError(
-            "output_too_large", f"{len(value)} bytes for {emit.topic.name}, at most {emit.topic.max_bytes} are allowed"
+            "output_too_large", f"{len(value)} bytes for {emit.topic.name}, at most {most} are allowed"
         )
     headers = emit.headers
     if emit.topic.format in WIRE_FORMATS and isinstance(emit.value, Record):

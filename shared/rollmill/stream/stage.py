@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from rollmill.codec import Headers, decode, read_manifest
+from rollmill.errors import PoisonRecordError
 from rollmill.models import Manifest, Record
 from rollmill.topics import Topic
 
@@ -29,10 +30,19 @@ class InputRecord:
     key: bytes
     value: bytes | None
     headers: Headers = ()
+    redeemed: bytes | PoisonRecordError | None = None
+    """Where ``value`` is a reference to a blob: what that holds, or why it cannot be had."""
+
+    @property
+    def content(self) -> bytes | None:
+        """The value, wherever it was kept. Raises PoisonRecordError where its blob is missing or corrupt."""
+        if isinstance(self.redeemed, PoisonRecordError):
+            raise self.redeemed
+        return self.value if self.redeemed is None else self.redeemed
 
     def read(self) -> object:
         """The decoded value by the topic's model. Raises PoisonRecordError."""
-        record: object = decode(self.topic.model, self.value, self.headers)
+        record: object = decode(self.topic.model, self.content, self.headers)
         return record
 
     @property

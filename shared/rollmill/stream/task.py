@@ -27,6 +27,7 @@ from rollmill.kafka.transaction import (
 )
 from rollmill.settings import ServiceSettings
 from rollmill.stream.changelog import OWNER, POSITION, ChangelogReader, Position, Tail
+from rollmill.stream.claims import StageClaims
 from rollmill.stream.fold import YIELD_SECONDS, Fold, Work
 from rollmill.stream.identity import TaskIdentity
 from rollmill.stream.intake import Intake
@@ -74,6 +75,7 @@ class Task(Generic[V]):
         self._changelog_next: int | None = None
         """Changelog offset from which on nothing is known; claims of others behind it fence this process."""
         self._restored = False
+        self._blobs = StageClaims.of(tools.settings)
         self._next_tick = 0.0
         self._failures = 0
         """Since the last commit."""
@@ -113,6 +115,7 @@ class Task(Generic[V]):
         await self._write([self._meta(OWNER, claim.encode())])
         self._tools.failpoints.reach(Failpoint.RESTORE_CLAIMED)
         tail = await self._changelog.to_owner(self._changelog_next if self._restored else None, claim)
+        tail.live = await self._blobs.redeem_all(tail.live)
         self._tools.failpoints.reach(Failpoint.RESTORE_READ)
         await self._settle(tail)
         await self._seek()
@@ -201,7 +204,7 @@ class Task(Generic[V]):
         intake, work, now = self._opened(), Work(), asyncio.get_running_loop().time
         began = now()
         for raw in batch:
-            record = intake.record(raw)
+            record = await self._blobs.redeemed(intake.record(raw))
             self.fold.take(work, record, intake.slot(raw), intake.topic_index(record))
             if work.size > MAX_UNACKNOWLEDGED:
                 await self._commit(work, batch)
@@ -259,7 +262,7 @@ class Task(Generic[V]):
     async def _write(self, records: Sequence[Outgoing], offsets: dict[TopicPartition, int] | None = None) -> list[int]:
         assert self._producer is not None  # noqa: S101  # opened before anything is written
         transaction = Transaction(self._producer, self._tools.settings.deadline_seconds, self._tools.failpoints)
-        return await transaction.run(records, offsets, self.identity.group_id)
+        return await transaction.run(await self._blobs.check_in_all(records), offsets, self.identity.group_id)
 
     # ---- small things --------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import orjson
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from rollmill.claims import Claims, StorageUnreachableError
 from rollmill.codec import decode
 from rollmill.errors import ConfigurationError, FatalError, PoisonRecordError
 from rollmill.kafka.clients import KafkaClients
@@ -24,6 +26,9 @@ from rollmill.trainer.writer import TransactionalWriter
 
 POLL_MS = 200
 STOP_SECONDS = 5.0
+RETRY_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class TrajectorySession:
     def __init__(self, settings: KafkaSettings, partitions: Sequence[int], writer: TransactionalWriter | None) -> None:
         self._settings = settings
         self._clients = KafkaClients(settings)
+        self._claims = Claims.of(settings)
         self._topic = TRAJECTORIES.full_name(settings.prefix)
         self._writer = writer
         self._consumer: AIOKafkaConsumer | None = None
@@ -169,15 +175,25 @@ class TrajectorySession:
                 self._position[record.partition] = record.offset + 1
                 if (record.partition, record.offset) not in done:
                     self._open[record.partition].add(record.offset)
-                    yield Read(record.partition, record.offset, self._decoded(record))
+                    yield Read(record.partition, record.offset, await self._decoded(record))
 
-    def _decoded(self, record: object) -> Trajectory:
+    async def _decoded(self, record: object) -> Trajectory:
         where = f"{self._topic}/{getattr(record, 'partition', '?')} offset {getattr(record, 'offset', '?')}"
         try:
-            found: Trajectory = decode(Trajectory, record.value, tuple(record.headers))  # type: ignore[attr-defined]  # aiokafka has no types
+            content = await self._content(record.value)  # type: ignore[attr-defined]  # aiokafka has no types
+            found: Trajectory = decode(Trajectory, content, tuple(record.headers))  # type: ignore[attr-defined]  # aiokafka has no types
         except PoisonRecordError as error:
             raise FatalError(f"{where} is no readable trajectory: {error}") from error
         return found
+
+    async def _content(self, value: bytes | None) -> bytes | None:
+        """The value, wherever it was kept; a storage that is away is asked until it answers."""
+        while True:
+            try:
+                return await self._claims.redeem(value)
+            except StorageUnreachableError as error:
+                log.warning("trying again in %g s: %s", RETRY_SECONDS, error)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _stop_reading(self) -> None:
         pending, self._pending = self._pending, None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
+from rollmill.claims import Claims
 from rollmill.cli.inspect.lines import Read
-from rollmill.codec import decode
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.kafka.clients import KafkaClients
 from rollmill.models import CompletionEvent, Trajectory
@@ -26,10 +27,9 @@ async def read_session(settings: KafkaSettings, session_id: str) -> tuple[Read, 
     problems: list[str] = []
     homes = await _homes(settings, session_id)
     async with KafkaClients(settings).consumer(reset="earliest") as consumer:
-        events: list[CompletionEvent] = [
-            item async for item in _values(consumer, COMPLETIONS, homes[COMPLETIONS], session_id, problems)
-        ]
-        built: list[Trajectory] = [item async for item in _values(consumer, BUILT, homes[BUILT], session_id, problems)]
+        values = partial(_values, consumer, Claims.of(settings), session_id, problems)
+        events: list[CompletionEvent] = [item async for item in values(COMPLETIONS, homes[COMPLETIONS])]
+        built: list[Trajectory] = [item async for item in values(BUILT, homes[BUILT])]
     return Read(tuple(events), tuple(problems)), tuple(built)
 
 
@@ -56,13 +56,18 @@ async def _partitions(settings: KafkaSettings, names: list[str]) -> dict[str, in
 
 
 async def _values(
-    consumer: AIOKafkaConsumer, topic: Topic, home: TopicPartition, session_id: str, problems: list[str]
+    consumer: AIOKafkaConsumer,
+    claims: Claims,
+    session_id: str,
+    problems: list[str],
+    topic: Topic,
+    home: TopicPartition,
 ) -> AsyncIterator[Any]:
     async for record in _records(consumer, home):
         if record.key != session_id.encode():
             continue
         try:
-            yield decode(topic.model, record.value, tuple(record.headers))
+            yield await claims.read(topic, record.value, tuple(record.headers))
         except PoisonRecordError as error:
             problems.append(f"{topic.name}, partition {record.partition}, offset {record.offset}: {error}")
 

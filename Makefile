@@ -7,7 +7,7 @@ ARGS ?=
 EXAMPLES ?= 50000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture up schemas clean
+.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ bench-builder-memory: $(STAMP) ## Memory of an open session in the builder, by t
 
 bench-capture: $(STAMP) ## Measure what capture costs, beside direct calls and LiteLLM's proxy
 	@$(BIN)/python -m benchmarks --only capture $(ARGS)
+
+bench-recovery: $(STAMP) ## Time from a builder's start to its first processed record, by the state it restores; ARGS as for bench
+	@$(BIN)/python -m benchmarks.recovery $(ARGS)
 
 up: $(STAMP) ## Run Kafka and all services here, e.g. ARGS="--upstream http://127.0.0.1:8000"
 	@$(BIN)/rollmill up $(ARGS)

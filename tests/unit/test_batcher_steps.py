@@ -250,7 +250,8 @@ def test_extras_pass_through_beside_the_tokens() -> None:
     values = np.array([-0.5, -1.0, -2.0], np.float32)
     with_reference = sample_trajectory("g-0", traces=[sample_trace("g-0", extras={"ref_log_probs": values})])
     batch = batches(ticked(with_reference, *pair("g")[1:]))[0]
-    assert batch.extras["ref_log_probs"].tolist() == [0, 0, -0.5, -1.0, -2.0, 0, 0, 0, 0, 0]
+    assert batch.extras["ref_log_probs"].over(10).tolist() == [0, 0, -0.5, -1.0, -2.0, 0, 0, 0, 0, 0]
+    assert batch.header.extras == {"ref_log_probs": "float32 [T]"}
 
 
 def log_probs(mode: str, temperature: float = 1.0, top_p: float | None = None) -> dict[str, int]:

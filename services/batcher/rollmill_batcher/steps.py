@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rollmill.models import BatchHeader, Cut, Trace
+from rollmill.models.extras import Form, form_of
 from rollmill_batcher.credit import Advantages, advantages
 from rollmill_batcher.packing import Bin, plan
 from rollmill_batcher.rules import Rules
 from rollmill_batcher.staleness import PolicyClock, Staleness, age_split
 from rollmill_batcher.standing import JudgedGroup
 from rollmill_batcher.table import TrainedTrace, group_row, table_of
-from rollmill_batcher.tensors import Line, dump, filler, pack
+from rollmill_batcher.tensors import Line, dump, extra_forms, filler, pack
 from rollmill_batcher.weights import denominators, loss_weights
 
 
@@ -40,18 +41,20 @@ def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rul
     weights = [weight * trace.decay for weight, trace in zip(plain, traces, strict=True)]
     places = plan([trace.size for trace in traces], rules.micro_batch, rules.world_size, cut.seed)
     real = sum(bool(members) for share in places for members in share)
+    forms = extra_forms([trace.trace for trace in traces])
     header = BatchHeader(
         **_of_cut(cut, clock, rules),
         micro_batches=len(places[0]),
         denominators=denominators(rules.learning.weighting, shares, weights),
         **_ages(clock, [trace.trace for trace in traces]),
         packing_efficiency=sum(trace.tokens for trace in traces) / (real * rules.micro_batch.tokens),
+        **_extras([trace.trace for trace in traces], forms),
         fingerprints=_fingerprints([trace.trace for trace in traces]),
         table=table_of(traces, weights, places),
         groups=tuple(group_row(group, rules.scoring) for group in step),
     )
     lines = [Line(t.trace, row, t.advantage, weights[row], t.group, t.session, t.later) for row, t in enumerate(traces)]
-    return tuple(_records(header, lines, places, _content(traces, weights)))
+    return tuple(_records(header, lines, places, _content(traces, weights), forms))
 
 
 def _content(traces: Sequence[TrainedTrace], weights: Sequence[float]) -> str:
@@ -61,6 +64,12 @@ def _content(traces: Sequence[TrainedTrace], weights: Sequence[float]) -> str:
         name = (member.session_id, member.attempt, trace.verdict.index)
         digest.update(repr((*name, trace.trace.trained_tokens, weight, trace.advantage)).encode())
     return digest.hexdigest()
+
+
+def _extras(traces: Sequence[Trace], forms: Mapping[str, Form]) -> dict[str, dict[str, Any]]:
+    said = {name: f"{dtype} [{', '.join(map(str, ('T', *shape)))}]" for name, (dtype, shape) in forms.items()}
+    others = Counter(name for t in traces for name, values in t.extras.items() if form_of(values) != forms[name])
+    return {"extras": said, "extras_left_out": dict(sorted(others.items()))}
 
 
 def _fingerprints(traces: Sequence[Trace]) -> dict[str, int]:
@@ -118,13 +127,13 @@ def _trained(step: Sequence[JudgedGroup], by_trace: Advantages, staleness: Stale
 
 
 def _records(
-    header: BatchHeader, lines: Sequence[Line], places: Sequence[Sequence[Bin]], content: str
+    header: BatchHeader, lines: Sequence[Line], places: Sequence[Sequence[Bin]], content: str, forms: Mapping[str, Form]
 ) -> Iterator[MicroBatch]:
     shortest = min(lines, key=lambda line: len(line.trace.prompt_ids) + len(line.trace.response_ids))
     for rank, share in enumerate(places):
         for number, members in enumerate(share):
             own = [lines[index] for index in members] or [filler(shortest.trace)]
             named = header.model_copy(update={"rank": rank, "micro_batch": number, "filler": not members})
-            tensors = pack(own)
+            tensors = pack(own, forms)
             tokens = sum(row.tokens for row in header.table if (row.rank, row.micro_batch) == (rank, number))
             yield MicroBatch(rank, number, dump(named, tensors), tokens, not members, content)

@@ -5,15 +5,17 @@ No Python loop runs over tokens: arrays are joined, and only runs (versions, tur
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from rollmill.models import EXTRA, BatchHeader, Trace, dump_json
+from rollmill.models import EXTRA, EXTRA_SPANS, BatchHeader, Trace, dump_json
+from rollmill.models.extras import Form, form_of
 
 HEADER = "header"
 TOKEN_BYTES = 4 + 1 + 4
@@ -23,6 +25,7 @@ FILLER_TOKENS = 8
 
 Array = npt.NDArray[np.generic]
 Tensors = dict[str, Array]
+NO_FORMS: Mapping[str, Form] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,16 @@ class Line:
 def record_bytes(trace: Trace) -> int:
     """Bytes of a trace's tensors in a record, an upper bound."""
     tokens = len(trace.prompt_ids) + len(trace.response_ids)
-    rewarded = 4 * tokens * ((trace.token_rewards is not None) + len(trace.extras))
+    rewarded = 4 * tokens * (trace.token_rewards is not None) + sum(8 + each.nbytes for each in trace.extras.values())
     runs = 12 * (len(trace.versions) + 2) + 8 * (2 * len(trace.turns) + 2)
     return tokens * TOKEN_BYTES + rewarded + runs + 44
 
 
-def pack(lines: Sequence[Line]) -> Tensors:
-    """Tensors of one micro-batch; [T] over all tokens, trace after trace, [N] over traces, at token throughout."""
+def pack(lines: Sequence[Line], forms: Mapping[str, Form] = NO_FORMS) -> Tensors:
+    """Tensors of one micro-batch; [T] over all tokens, trace after trace, [N] over traces, at token throughout.
+
+    ``forms``: the extras of the step; what has another form stays out.
+    """
     traces = [line.trace for line in lines]
     lengths = [len(trace.prompt_ids) + len(trace.response_ids) for trace in traces]
     tensors: Tensors = {
@@ -70,8 +76,8 @@ def pack(lines: Sequence[Line]) -> Tensors:
     }
     if any(trace.token_rewards is not None for trace in traces):
         tensors["token_rewards"] = _over_tokens(traces, np.float32, _token_rewards)
-    for name in sorted({name for trace in traces for name in trace.extras}):
-        tensors[EXTRA + name] = _over_tokens(traces, np.float32, partial(_extra, name))
+    for name, form in forms.items():
+        tensors |= _extra(name, form, traces)
     return tensors
 
 
@@ -112,8 +118,28 @@ def _token_rewards(trace: Trace) -> Array:
     return np.zeros(len(trace.response_ids), np.float32) if trace.token_rewards is None else trace.token_rewards
 
 
-def _extra(name: str, trace: Trace) -> Array:
-    return trace.extras[name] if name in trace.extras else np.zeros(len(trace.response_ids), np.float32)
+def _extra(name: str, form: Form, traces: Sequence[Trace]) -> Tensors:
+    """Rows of the traces that have the extra, and where they belong."""
+    dtype, shape = form
+    rows: list[Array] = [np.zeros((0, *shape), dtype)]
+    spans: list[tuple[int, int]] = []
+    position = 0
+    for trace in traces:
+        values, first = trace.extras.get(name), position + len(trace.prompt_ids)
+        if values is not None and form_of(values) == form:
+            rows.append(values)
+            spans.append((first, len(values)))
+        position = first + len(trace.response_ids)
+    return {EXTRA + name: np.concatenate(rows), EXTRA_SPANS + name: np.array(spans, np.int32).reshape(-1, 2)}
+
+
+def extra_forms(traces: Sequence[Trace]) -> dict[str, Form]:
+    """By name, the form that most of the traces have, so that it is one on every rank."""
+    found: dict[str, Counter[Form]] = {}
+    for trace in traces:
+        for name, values in trace.extras.items():
+            found.setdefault(name, Counter())[form_of(values)] += 1
+    return {name: min(counts, key=lambda form: (-counts[form], form)) for name, counts in sorted(found.items())}
 
 
 def _version_runs(trace: Trace) -> list[tuple[int, int, int]]:

@@ -16,6 +16,7 @@ from rollmill.models.base import (
 )
 from rollmill.models.batch import (
     EXTRA,
+    EXTRA_SPANS,
     TENSORS,
     BatchHeader,
     Cut,
@@ -76,6 +77,7 @@ from rollmill.models.versions import (
 
 __all__ = [
     "EXTRA",
+    "EXTRA_SPANS",
     "LARGEST_REWARD",
     "TENSORS",
     "BatchHeader",

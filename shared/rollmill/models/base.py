@@ -44,6 +44,8 @@ def _same(left: object, right: object) -> bool:
         )
     if isinstance(left, tuple) and isinstance(right, tuple):
         return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(value, right[name]) for name, value in left.items())
     return bool(left == right)
 
 

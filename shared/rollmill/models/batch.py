@@ -34,7 +34,10 @@ TENSORS: dict[str, tuple[str, str]] = {
 """Tensors of a micro-batch on the wire: dtype and shape, meaning. T tokens, N traces, R and U runs."""
 
 EXTRA = "extra."
-"""Prefix of further tensors, float32 [T], one for each name in the traces' ``extras``; 0.0 where a trace has none."""
+"""Prefix of further tensors, [V, ...] each, one for each name in the traces' ``extras``: rows of the tokens that have
+one, in their order; dtype and shape in the header's ``extras``."""
+EXTRA_SPANS = "extra_spans."
+"""Prefix of int32 [S, 2]: (first token, number of tokens) in [T] of the rows of an extra."""
 
 
 class GroupRow(Record):
@@ -127,6 +130,10 @@ class BatchHeader(Record):
     """Traces by the versions between their newest trained token and the cut, queued steps included."""
     packing_efficiency: FiniteFloat = 1.0
     """Tokens over token budget, over the step's micro-batches."""
+    extras: dict[str, str] = Field(default_factory=dict)
+    """Extras of the step by name: dtype and shape, such as ``uint8 [T, 48, 8]``, the same on every rank."""
+    extras_left_out: dict[str, int] = Field(default_factory=dict)
+    """Traces whose extra of this name has another dtype or shape than that of most, and stays out, by name."""
     fingerprints: dict[str, int] = Field(default_factory=dict)
     """Traces of the step by the digest of tokenizer, chat template and model; those in none of them have no digest."""
     table: tuple[TraceRow, ...] = ()

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from rollmill.models.arrays import JsonBytes, LogProbs, LossMask, TokenIds, Values
 from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
 from rollmill.models.completion import SessionStatus
+from rollmill.models.extras import Extra
 from rollmill.models.specs import SessionSpec
 from rollmill.models.units import Manifest, Unit
 from rollmill.models.versions import PolicyVersion, VersionRuns, total_length, trained_versions
@@ -65,8 +66,9 @@ class Trace(Record):
     """Set by the reward-merger; None is ungraded, never 0.0."""
     token_rewards: Values | None = None
     """[r] float32; None where no single token is graded."""
-    extras: dict[Identifier, Values] = Field(default_factory=dict)
-    """Further values by name, each [r] float32, such as log-probs of a reference model: handed to the trainer."""
+    extras: dict[Identifier, Extra] = Field(default_factory=dict)
+    """Further values by name, each [r, ...], such as log-probs of a reference model, float32 [r], or the experts that
+    were taken, uint8 [r, layers, k]: handed to the trainer."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """``break_reason``, ``parent``, ``branch``, ``drift`` and what a builder adds."""
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rollmill.models.extras import missing
 from rollmill.trainer.returns import returns
 from rollmill.trainer.wire import WireBatch
 
@@ -59,8 +60,8 @@ class PackedArrays:
     """[T], see `rollmill.trainer.returns`."""
     token_rewards: npt.NDArray[np.float32] | None = None
     """[T]; None where no token has a reward of its own."""
-    extras: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
-    """[T] each, by name: what the producer of the trajectories has added."""
+    extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """[T, ...] each, by name: what the producer of the trajectories has added, `missing` where it has not."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class PaddedArrays:
     session_index: npt.NDArray[np.int32]
     returns: npt.NDArray[np.float32]
     token_rewards: npt.NDArray[np.float32] | None = None
-    extras: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
 def pack(batch: WireBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
@@ -121,7 +122,7 @@ def pack(batch: WireBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
         session_index=batch.session_index,
         returns=returns(batch.later_rewards, batch.token_rewards, batch.cu_seqlens),
         token_rewards=batch.token_rewards,
-        extras=batch.extras,
+        extras={name: extra.over(len(batch.input_ids)) for name, extra in batch.extras.items()},
     )
 
 
@@ -155,7 +156,7 @@ def pad(packed: PackedArrays, side: Side = "right", pad_token_id: int = 0) -> Pa
         session_index=packed.session_index,
         returns=rows(packed.returns),
         token_rewards=None if packed.token_rewards is None else rows(packed.token_rewards),
-        extras={name: rows(values) for name, values in packed.extras.items()},
+        extras={name: rows(values, missing(values.dtype)) for name, values in packed.extras.items()},
     )
 
 

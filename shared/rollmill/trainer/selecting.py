@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollmill.models.extras import missing
 from rollmill.trainer.layouts import PackedArrays
 
 TOKEN_COLUMNS = (
@@ -55,7 +56,7 @@ def join(parts: Sequence[PackedArrays]) -> PackedArrays:
         **columns,
         **_bounds(np.concatenate([np.diff(part.cu_seqlens) for part in parts])),
         token_rewards=_filled([part.token_rewards for part in parts], parts) if rewarded else None,
-        extras={name: _filled([part.extras.get(name) for part in parts], parts) for name in extras},
+        extras={name: _joined([part.extras.get(name) for part in parts], parts) for name in extras},
     )
 
 
@@ -71,6 +72,16 @@ def idle(packed: PackedArrays) -> PackedArrays:
         group_index=nobody,
         session_index=nobody,
     )
+
+
+def _joined(values: Sequence[npt.NDArray[Any] | None], parts: Sequence[PackedArrays]) -> npt.NDArray[Any]:
+    known = next(value for value in values if value is not None)
+    blank = missing(known.dtype)
+    filled = [
+        np.full((len(part.input_ids), *known.shape[1:]), blank, known.dtype) if value is None else value
+        for value, part in zip(values, parts, strict=True)
+    ]
+    return np.concatenate(filled)
 
 
 def _filled(values: Sequence[npt.NDArray[np.float32] | None], parts: Sequence[PackedArrays]) -> npt.NDArray[np.float32]:

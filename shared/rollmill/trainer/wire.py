@@ -16,11 +16,12 @@ import orjson
 from pydantic import ValidationError
 
 from rollmill.errors import PoisonRecordError
-from rollmill.models import EXTRA, TENSORS, BatchHeader
+from rollmill.models import EXTRA, EXTRA_SPANS, TENSORS, BatchHeader
+from rollmill.models.extras import missing
 
 HEADER = "header"
 OPTIONAL = frozenset({"token_rewards"})
-DTYPES = {"I32": "int32", "U8": "uint8", "F32": "float32"}
+DTYPES = {"I32": "int32", "U8": "uint8", "F32": "float32", "I16": "int16"}
 _LENGTH_BYTES = 8
 
 
@@ -48,8 +49,49 @@ class WireBatch:
     temperatures: npt.NDArray[np.float32]
     turn_ids: npt.NDArray[np.int32]
     token_rewards: npt.NDArray[np.float32] | None = None
-    extras: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
-    """[T] each, by name; whatever the producer of the trajectories has added."""
+    extras: Mapping[str, Extra] = field(default_factory=dict)
+    """By name; whatever the producer of the trajectories has added."""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Values at some of the tokens."""
+
+    values: npt.NDArray[Any]
+    """[V, ...]"""
+    spans: npt.NDArray[np.int32]
+    """[S, 2], first token and number of tokens."""
+
+    def is_aligned(self, tokens: int) -> bool:
+        """Spans are in order, apart, inside [T], and have as many tokens as there are rows."""
+        starts, counts = self.spans[:, 0], self.spans[:, 1]
+        ends = starts + counts
+        ordered = bool((counts >= 0).all() and (starts[1:] >= ends[:-1]).all() and (starts >= 0).all())
+        return ordered and bool((ends <= tokens).all()) and int(counts.sum()) == len(self.values)
+
+    def over(self, tokens: int) -> npt.NDArray[Any]:
+        """[T, ...]; `rollmill.models.extras.missing` at tokens without a value."""
+        wide = np.full((tokens, *self.values.shape[1:]), missing(self.values.dtype), self.values.dtype)
+        row = 0
+        for start, count in self.spans.tolist():
+            wide[start : start + count] = self.values[row : row + count]
+            row += count
+        return wide
+
+
+def _extra_names(layout: Mapping[str, Any]) -> list[str]:
+    return [name.removeprefix(EXTRA) for name in layout if name.startswith(EXTRA)]
+
+
+def _extra(name: str, layout: Mapping[str, Any], data: memoryview) -> Extra:
+    entry, spans = layout[EXTRA + name], layout.get(EXTRA_SPANS + name)
+    dtype = DTYPES.get(entry["dtype"])
+    if spans is None or dtype is None:
+        raise PoisonRecordError("invalid", f"{EXTRA}{name} has no spans, or dtype {entry['dtype']}")
+    where = _view("int32 [S, 2]", EXTRA_SPANS + name, spans, data)
+    if where.ndim != 2 or where.shape[1] != 2:  # noqa: PLR2004  # start and count
+        raise PoisonRecordError("invalid", f"{EXTRA_SPANS}{name} has shape {where.shape}, int32 [S, 2] is expected")
+    return Extra(_view(dtype, EXTRA + name, entry, data), where)
 
 
 def read_batch(value: bytes) -> WireBatch:
@@ -61,11 +103,7 @@ def read_batch(value: bytes) -> WireBatch:
     layout, data = _split(value)
     header = _header(layout.pop("__metadata__", {}))
     arrays = {name: _view(TENSORS[name][0], name, layout[name], data) for name in TENSORS if name in layout}
-    extras = {
-        name.removeprefix(EXTRA): _view("float32 [T]", name, entry, data)
-        for name, entry in layout.items()
-        if name.startswith(EXTRA)
-    }
+    extras = {name: _extra(name, layout, data) for name in _extra_names(layout)}
     missing = set(TENSORS) - OPTIONAL - set(arrays)
     if missing:
         raise PoisonRecordError("invalid", f"tensors are missing: {', '.join(sorted(missing))}")
@@ -110,9 +148,11 @@ def _check(batch: WireBatch) -> None:
         array = getattr(batch, name)
         if array is not None and not _fits(array.shape, wanted, batch):
             raise PoisonRecordError("invalid", f"{name} has shape {array.shape}, {wanted} is expected")
-    for name, array in batch.extras.items():
-        if array.shape != batch.input_ids.shape:
-            raise PoisonRecordError("invalid", f"{EXTRA}{name} has shape {array.shape}, float32 [T] is expected")
+    for name, extra in batch.extras.items():
+        if not extra.is_aligned(len(batch.input_ids)):
+            raise PoisonRecordError(
+                "invalid", f"{EXTRA}{name} has {len(extra.values)} rows that its spans do not cover"
+            )
     if batch.loss_mask.max(initial=0) > 1:
         raise PoisonRecordError("invalid", "a value of loss_mask is neither 0 nor 1")
     if not _bounds_hold(batch):

@@ -27,6 +27,8 @@ from rollmill_evaluator.sandbox.script import SCRIPT, bounds_of, script
 from rollmill_evaluator.sandbox.usage import Watch
 
 INSIDE_UID = 1000
+TESTBED = "/testbed"
+"""Where the scripts of SWE-bench instances expect the work tree: a link to it."""
 SHARED_MEMORY_BYTES = 64 * 2**20
 OWN_PROCESSES = 6
 """bubblewrap's own and the job's shells: beside the job's processes."""
@@ -61,9 +63,9 @@ class Bubblewrap:
         with ExitStack() as stack:
             group = stack.enter_context(self.groups.group(job.limits)) if self.groups else None
             command = self._command(job, word, stack)
-            bounds = bounds_of(job, word)
+            command = group.gated(command) if group else command
             try:
-                ended = await run(group.gated(command) if group else command, bounds, Watch(job.limits, 2 * OWN_PROCESSES))
+                ended = await run(command, bounds_of(job, word), Watch(job.limits, 2 * OWN_PROCESSES))
             except OSError as error:
                 raise InfrastructureError(SANDBOX_FAILED, f"{self.program} cannot be started: {error}") from error
             exhausted = group is not None and group.exhausted()
@@ -82,6 +84,7 @@ class Bubblewrap:
             *_bound(tool for tool in self.tools if not _below(tool, Path("/usr"))),
             *_devices(),
             *_writable(job.limits),
+            *("--symlink", WORK, TESTBED),
             *(word for path, source in job.mounts.items() for word in ("--ro-bind", str(source), path)),
             *(word for path, memory in descriptors.items() for word in ("--ro-bind-data", str(memory.number), path)),
             *("--remount-ro", "/", "--chdir", WORK, "--seccomp", str(filters.number), "--"),

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollmill.errors import ConfigurationError
 from rollmill.strategies.sandbox import JobLimits
 from rollmill_evaluator.sandbox.running import Command
 
@@ -51,16 +50,17 @@ class ControlGroups:
 
     parent: Path
 
-    def check(self) -> None:
-        """Raises ConfigurationError where ``parent`` cannot hold groups with limits."""
+    def unfit(self) -> str | None:
+        """Why ``parent`` cannot hold groups with limits; None: it can."""
         try:
             controlled = set((self.parent / "cgroup.subtree_control").read_text().split())
         except OSError as error:
-            raise ConfigurationError(f"{self.parent} is no control group (v2): {error}") from error
+            return f"{self.parent} is no control group (v2): {error}"
         if missing := CONTROLLERS - controlled:
-            raise ConfigurationError(f"{self.parent}/cgroup.subtree_control lacks {', '.join(sorted(missing))}")
+            return f"{self.parent}/cgroup.subtree_control lacks {', '.join(sorted(missing))}"
         if not os.access(self.parent, os.W_OK):
-            raise ConfigurationError(f"{self.parent} is not writable: delegate it to the service's user")
+            return f"{self.parent} is not writable: delegate it to the service's user"
+        return None
 
     @contextmanager
     def group(self, limits: JobLimits) -> Iterator[Group]:

@@ -70,8 +70,8 @@ def local_sandbox(options: SandboxOptions) -> Chosen:
         if program is None:
             return NoSandbox(f"no bwrap on PATH: {INSTALL}")
         groups = None if options.cgroup is None else ControlGroups(options.cgroup)
-        if groups is not None:
-            groups.check()
+        if groups is not None and (wrong := groups.unfit()) is not None:
+            return NoSandbox(wrong)
         sandbox = Bubblewrap(program, _other_user(options.uid), options.tools, groups)
         why = await unavailable(sandbox)
         return sandbox if why is None else NoSandbox(f"{program} does not work here: {why}")

@@ -107,7 +107,7 @@ ISOLATION = (
 
 
 def _limited(limits: JobLimits) -> Iterator[str]:
-    """Limits of the engine. An image's own folders stay writable, as tests want it; the work folder and /tmp are sized."""
+    """Limits of the engine. An image's own folders stay writable, as tests want; the work folder and /tmp are sized."""
     seconds = int(limits.prepare_seconds + limits.seconds) + 1
     for path in (WORK, "/tmp"):  # noqa: S108  # the container's own /tmp
         yield from ("--tmpfs", f"{path}:rw,exec,mode=1777,size={limits.disk_bytes}")

@@ -56,6 +56,13 @@ def kind_of(path: Path) -> Kind:
     return Kind.BUNDLE if path.suffix == ".bundle" else Kind.ARCHIVE
 
 
+def clone(commit: str) -> Step:
+    """Makes a repository at ``commit`` in the current folder, for scripts that ask git for their tests."""
+    revision = shlex.quote(commit)
+    copied = f"git config --global safe.directory '*' && git clone --quiet --shared --no-checkout {SOURCE} ."
+    return Step.shell("unpack", f"{copied} && git checkout --quiet --detach {revision}")
+
+
 def unpack(kind: Kind, commit: str, strip: int) -> Step:
     """Makes the tree of ``commit`` in the current folder, without any history."""
     repository = {Kind.REPOSITORY: f"{SOURCE}/.git", Kind.BARE: SOURCE, Kind.BUNDLE: "/tmp/.repository"}  # noqa: S108  # the sandbox's own /tmp
@@ -103,13 +110,13 @@ def _quoted(path: str) -> tuple[str, str]:
     return shlex.quote(f"./{pure}"), shlex.quote(f"./{pure.parent}")
 
 
-def apply(excluded: Iterable[str], fuzz: int) -> Step:
-    """Applies the patch; with ``fuzz`` by `patch` where git finds its context moved."""
+def apply(excluded: Iterable[str], fuzz: int, folder: str = ".") -> Step:
+    """Applies the patch in ``folder``; with ``fuzz`` by `patch` where git finds its context moved."""
     options = " ".join(shlex.quote(f"--exclude={pattern}") for pattern in (*EXCLUDED, *excluded))
     command = f"git apply --whitespace=nowarn {options} {ANSWER}"
     if fuzz:
         command += f" || patch -p1 --batch --forward --no-backup-if-mismatch --fuzz={fuzz} --input={ANSWER}"
-    return Step.shell("apply", command)
+    return Step.shell("apply", f"cd {shlex.quote(folder)} && {{ {command}; }}")
 
 
 def write(path: str) -> Step:

@@ -1,8 +1,9 @@
 """A reply that the engine breaks off for new weights, and how it goes on: by its prompt's ids and those sampled so far.
 
 The rest is asked for as a completion (vLLM takes ids as prompt) and told as chat, so that the client sees one reply
-(RULES A12; bug class: agents got partial answers with reason abort, whole groups were lost). What a chat's engine does
-beyond sampling (tool calls, reasoning, grammars) cannot begin in the middle: such a reply is not continued. Pure.
+(RULES A12; bug class: agents got partial answers with reason abort, whole groups were lost). Thoughts and tool calls
+are read from the text of all that was sampled (`rollmill_capture.retelling`). Grammars, penalties and counts over the
+whole reply cannot begin in the middle: such a reply is not continued. Pure.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from typing import Any, Self
 
 import orjson
 
-from rollmill.errors import RollmillError
 from rollmill.models import PolicyVersion, VersionRun, VersionRuns
 from rollmill_capture.engines import Reading
 from rollmill_capture.engines.chat import choices_of
 from rollmill_capture.engines.wires import CHAT
+from rollmill_capture.retelling import CannotContinueError, Retelling
 from rollmill_capture.served import ServedRequest
 from rollmill_capture.sse import Comment, EventParser, ServerEvent
 
 ABORT = "abort"
 TRUNCATED = "length"
+STOP = "stop"
+CALLS = "tool_calls"
 
 _KEPT = (
     "model",
@@ -45,7 +48,6 @@ _KEPT = (
 )
 """Fields that mean the same to the rest of a reply as to its beginning."""
 _FORBIDDEN = (
-    "tools",
     "functions",
     "response_format",
     "structured_outputs",
@@ -62,11 +64,9 @@ _FORBIDDEN = (
 """Fields that, when they say anything, depend on the whole reply."""
 _NOTHING: Mapping[str, tuple[Any, ...]] = {"repetition_penalty": (None, 1)}
 """Values that say nothing, where they are not those of all fields."""
-_TEXTS = ("tool_calls", "reasoning", "reasoning_content", "refusal")
-
-
-class CannotContinueError(RollmillError):
-    """The reply ends where the engine broke it off."""
+_TEXTS = ("tool_calls", "reasoning", "reasoning_content")
+_FREE = (None, "auto", "none")
+"""Choices of tools that need no grammar."""
 
 
 @dataclass
@@ -75,6 +75,8 @@ class Continuation:
 
     served: ServedRequest
     parts: list[tuple[PolicyVersion, int]] = field(default_factory=list)
+    retelling: Retelling | None = None
+    """Of the part that runs, where its text has to be read; None: its text is the content."""
 
     @property
     def sampled(self) -> int:
@@ -101,14 +103,33 @@ class Continuation:
         limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
         return None if limit is None else int(limit) - reading.sampled_tokens
 
+    def needs_text(self, reading: Reading) -> bool:
+        """Whether thoughts or tool calls may be in what was sampled or will be: `retell` then wants its text."""
+        return self._tools or any(_message(reading).get(name) for name in _TEXTS)
+
+    def ids(self, reading: Reading) -> list[int]:
+        """Of all that was sampled."""
+        ids = reading.choices[0].token_ids if reading.choices else None
+        return [] if ids is None else ids.tolist()
+
+    def retell(self, reading: Reading, text: str, name: str) -> None:
+        """Read the rest as what follows ``text``. Raises CannotContinueError."""
+        self.retelling = Retelling(text, _message(reading), tools=self._tools, name=name)
+
+    @property
+    def _tools(self) -> bool:
+        fields = self.served.fields
+        return bool(fields.get("tools")) and fields.get("tool_choice") != "none"
+
     def request(self, reading: Reading, salt: str | None) -> bytes:
         """The completion that gives the rest: by the ids, with the budget that is left."""
         fields = self.served.fields
         prompt = [] if reading.prompt_ids is None else reading.prompt_ids.tolist()
-        ids = reading.choices[0].token_ids if reading.choices else None
+        marked = {} if self.retelling is None else {"skip_special_tokens": False}
         body = {
             **{name: fields[name] for name in _KEPT if fields.get(name) is not None},
-            "prompt": [*prompt, *([] if ids is None else ids.tolist())],
+            **marked,
+            "prompt": [*prompt, *self.ids(reading)],
             "max_tokens": self.left(reading),  # null, too, has to be said: left out it is 16
             "logprobs": 1,
             "return_token_ids": True,
@@ -122,11 +143,18 @@ class Continuation:
         said = [name for name in _FORBIDDEN if served.fields.get(name) not in _NOTHING.get(name, (None, [], 0))]
         if said:
             raise CannotContinueError(f"`{said[0]}` depends on the whole reply")
+        if self._tools and served.fields.get("tool_choice") not in _FREE:
+            raise CannotContinueError("a tool that has to be called is a grammar over the whole reply")
         if reading.prompt_ids is None or any(choice.token_ids is None for choice in reading.choices):
             raise CannotContinueError("the engine gave no ids to go on from")
-        message = orjson.loads(reading.choices[0].message or b"{}") if reading.choices else {}
-        if any(message.get(name) for name in _TEXTS):
-            raise CannotContinueError("the reply is not plain text")
+        if _message(reading).get("refusal"):
+            raise CannotContinueError("the reply is a refusal")
+
+
+def _message(reading: Reading) -> dict[str, Any]:
+    """What the client was told."""
+    found: dict[str, Any] = orjson.loads(reading.choices[0].message or b"{}") if reading.choices else {}
+    return found
 
 
 def is_aborted(body: Any) -> bool:
@@ -139,10 +167,12 @@ def without_end(chunk: dict[str, Any]) -> dict[str, Any]:
     return {**chunk, "choices": [{**choice, "finish_reason": None} for choice in choices_of(chunk)]}
 
 
-def as_chat_chunk(chunk: Mapping[str, Any], like: Mapping[str, Any], sampled: int) -> dict[str, Any]:
+def as_chat_chunk(
+    chunk: Mapping[str, Any], like: Mapping[str, Any], sampled: int, retelling: Retelling | None = None
+) -> dict[str, Any]:
     """A completion's chunk as one of the chat's stream. ``like``: a chunk of the beginning; ``sampled``: its tokens."""
     told = {**chunk, **{name: like[name] for name in ("id", "object", "created", "model") if name in like}}
-    told["choices"] = [_as_chat_choice(choice) for choice in choices_of(dict(chunk))]
+    told["choices"] = [_as_chat_choice(choice, retelling) for choice in choices_of(dict(chunk))]
     if isinstance(chunk.get("usage"), dict):
         told["usage"] = _whole_usage(chunk["usage"], sampled)
     return told
@@ -151,7 +181,14 @@ def as_chat_chunk(chunk: Mapping[str, Any], like: Mapping[str, Any], sampled: in
 class Rest:
     """A completion's stream, told as the rest of a chat's: an iterator of bytes."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], like: Mapping[str, Any], sampled: int) -> None:
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        like: Mapping[str, Any],
+        sampled: int,
+        retelling: Retelling | None = None,
+    ) -> None:
+        self._retelling = retelling
         self._pieces = pieces
         self._like = like
         self._sampled = sampled
@@ -171,7 +208,7 @@ class Rest:
         except orjson.JSONDecodeError:
             chunk = None
         if isinstance(chunk, dict) and "error" not in chunk:
-            return b"data: " + orjson.dumps(as_chat_chunk(chunk, self._like, self._sampled)) + b"\n\n"
+            return b"data: " + orjson.dumps(as_chat_chunk(chunk, self._like, self._sampled, self._retelling)) + b"\n\n"
         return b"data: " + event.data.replace(b"\n", b"\ndata: ") + b"\n\n"
 
 
@@ -181,13 +218,14 @@ def end_chunk(like: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: item for name, item in like.items() if name != "usage"}, "choices": [choice]}
 
 
-def joined(chat: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
-    """A chat's body and the completion that went on with it, as one chat's body."""
-    first, more = choices_of(chat)[0], _as_chat_choice((choices_of(rest) or [{}])[0])
+def joined(chat: dict[str, Any], rest: dict[str, Any], retelling: Retelling | None = None) -> dict[str, Any]:
+    """A chat's body and the completion that went on with it, as one chat's body. Raises CannotContinueError."""
+    first, more = choices_of(chat)[0], _as_chat_choice((choices_of(rest) or [{}])[0], retelling)
     message = first.get("message") or {}
+    plain = (message.get("content") or "") + more["delta"].get("content", "")
     choice = {
         **first,
-        "message": {**message, "content": (message.get("content") or "") + more["delta"]["content"]},
+        "message": {**message, **({"content": plain} if retelling is None else retelling.message())},
         "token_ids": [*(first.get("token_ids") or []), *(more.get("token_ids") or [])],
         "logprobs": {"content": [*_entries(first), *_entries(more)]},
         "finish_reason": more.get("finish_reason"),
@@ -205,12 +243,17 @@ def _entries(choice: Mapping[str, Any]) -> list[Any]:
     return list(logprobs.get("content") or []) if isinstance(logprobs, dict) else []
 
 
-def _as_chat_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+def _as_chat_choice(choice: Mapping[str, Any], retelling: Retelling | None) -> dict[str, Any]:
+    text, finish = choice.get("text") or "", choice.get("finish_reason")
+    delta = {"content": text}
+    if retelling is not None:
+        delta = retelling.more(text, final=finish not in (None, ABORT))
+        finish = CALLS if finish == STOP and retelling.calls else finish
     return {
         "index": choice.get("index", 0),
-        "delta": {"content": choice.get("text") or ""},
+        "delta": delta,
         "logprobs": _chat_logprobs(choice.get("logprobs")),
-        "finish_reason": choice.get("finish_reason"),
+        "finish_reason": finish,
         "stop_reason": choice.get("stop_reason"),
         "token_ids": choice.get("token_ids"),
     }

@@ -19,7 +19,6 @@ from rollmill_capture.apis.same import Same
 from rollmill_capture.client import Client
 from rollmill_capture.continuation import (
     TRUNCATED,
-    CannotContinueError,
     Continuation,
     Rest,
     end_chunk,
@@ -30,11 +29,12 @@ from rollmill_capture.engines import Reading
 from rollmill_capture.engines.chat import error_of
 from rollmill_capture.engines.details import without_details
 from rollmill_capture.engines.wires import CHAT, COMPLETIONS
-from rollmill_capture.prompts import LOOKED_UP, is_missing, prompt_ids
+from rollmill_capture.prompts import LOOKED_UP, is_missing, prompt_ids, sampled_text
 from rollmill_capture.recorder import Recorder, RecordTooLargeError
 from rollmill_capture.records import Call, Ending, room_for
 from rollmill_capture.relay import Relay, as_stream, make_relay
 from rollmill_capture.replies import JSON, RefusalError, json_response
+from rollmill_capture.retelling import CannotContinueError
 from rollmill_capture.served import ServedRequest
 from rollmill_capture.sink import NotAcknowledgedError
 from rollmill_capture.upstream import BAD_GATEWAY, Upstream, UpstreamError, upstream_error
@@ -148,21 +148,32 @@ class Exchange:
         try:
             async with self._upstream.pauses.passage(call.target.route.policy):
                 self._version = self._recorder.announced.newest(call.target.route.policy)
+                await self._prepare(reading)
                 body = self._parts.request(reading, self._recorder.salt(call))
                 name = f"{call.completion_id}-{len(self._parts.parts)}"
                 async with self._upstream.chat(call.target, body, name, COMPLETIONS.path, call.session_id) as response:
                     return await self._rest(response, reading)
-        except (UpstreamError, BackpressureError) as error:
-            return _broken(reading, error)
+        except (UpstreamError, BackpressureError, CannotContinueError) as error:
+            return _broken(self._reading(), error, not_continued=True)
+
+    async def _prepare(self, reading: Reading) -> None:
+        """Where the rest has to be read, with the text of what was sampled, which the engine's tokenizer knows."""
+        call = self._call
+        if self._parts.needs_text(reading):
+            text = await sampled_text(self._upstream, call.target, call.served, self._parts.ids(reading))
+            self._parts.retell(reading, text, call.completion_id)
 
     async def _rest(self, response: httpx.Response, reading: Reading) -> Outcome | None:
         if response.status_code != OK:
-            return _broken(reading, UpstreamError(f"its rest was refused with {response.status_code}", BAD_GATEWAY))
+            error = UpstreamError(f"its rest was refused with {response.status_code}", BAD_GATEWAY)
+            return _broken(reading, error, not_continued=True)
         if self._relay is None:
             return self._whole(await response.aread())
         like = self._relay.aborted or {}
         self._relay.go_on()
-        return await self._streamed(Rest(response.aiter_bytes(), like, reading.sampled_tokens), self._relay)
+        return await self._streamed(
+            Rest(response.aiter_bytes(), like, reading.sampled_tokens, self._parts.retelling), self._relay
+        )
 
     def _continues(self) -> bool:
         """Whether a reply that is broken off is continued, and not told as it is."""
@@ -174,7 +185,7 @@ class Exchange:
         try:
             left = self._parts.left(reading)
         except CannotContinueError as error:
-            return _broken(reading, error)
+            return _broken(reading, error, not_continued=True)
         if left is not None and left <= 0:
             return self._truncated()
         self._recorder.metrics.count("continued_replies")
@@ -200,8 +211,8 @@ class Exchange:
         if not self._parts.parts:
             return outcome
         self._end_part(outcome.ending.reading)
-        parts = {"parts": len(self._parts.parts)}
-        return replace(outcome, ending=replace(outcome.ending, versions=self._parts.versions, metadata=parts))
+        metadata = {**outcome.ending.metadata, "parts": len(self._parts.parts)}
+        return replace(outcome, ending=replace(outcome.ending, versions=self._parts.versions, metadata=metadata))
 
     def _reading(self) -> Reading:
         """What was sampled so far."""
@@ -229,7 +240,7 @@ class Exchange:
         except orjson.JSONDecodeError:
             return _broken(Reading(incomplete="not_json"))
         if self._body is not None and error_of(body) is None:
-            body = joined(self._body, body)
+            body = joined(self._body, body, self._parts.retelling)
             raw = orjson.dumps(body)
         if is_aborted(body) and self._continues():
             self._body = body
@@ -307,12 +318,13 @@ def _unanswered(error: UpstreamError) -> Outcome:
     return Outcome(Ending(status, error=str(error)), RefusalError(error.status, str(error), retry=True))
 
 
-def _broken(reading: Reading, trouble: Exception | None = None) -> Outcome:
-    """Status 200, and yet no whole reply."""
+def _broken(reading: Reading, trouble: Exception | None = None, *, not_continued: bool = False) -> Outcome:
+    """Status 200, and yet no whole reply. ``not_continued``: the engine broke it off; ``trouble`` is why it ends."""
     reading = replace(reading, incomplete=reading.incomplete or "no_terminal_frame")
     detail = reading.error or (str(trouble) if trouble is not None else "")
     message = f"{reading.incomplete}: {detail}" if detail else str(reading.incomplete)
-    ending = Ending(CallStatus.INCOMPLETE, reading, OK, error=message)
+    metadata = {"not_continued": str(trouble)} if not_continued else {}
+    ending = Ending(CallStatus.INCOMPLETE, reading, OK, error=message, metadata=metadata)
     return Outcome(ending, RefusalError(BAD_GATEWAY, f"the upstream's reply is not whole ({message})", retry=True))
 
 

@@ -1,5 +1,6 @@
-"""llama.cpp's server says the ids of a reply and not of its prompt, but renders and tokenises on routes of their own.
+"""Questions to an engine's tokenizer.
 
+llama.cpp's server says the ids of a reply and not of its prompt, but renders and tokenises on routes of their own.
 The same code with the same input as for the call itself: the engine's own ids, and none made up here. They count only
 where they are as many as its usage says.
 """
@@ -14,6 +15,7 @@ from rollmill_capture.engines.asking import EngineKind
 from rollmill_capture.engines.logprobs import as_ids
 from rollmill_capture.engines.reading import Ids, Reading
 from rollmill_capture.engines.wires import CHAT
+from rollmill_capture.retelling import CannotContinueError
 from rollmill_capture.routes import Target
 from rollmill_capture.served import ServedRequest
 from rollmill_capture.upstream import Upstream, UpstreamError
@@ -36,6 +38,20 @@ async def prompt_ids(upstream: Upstream, target: Target, served: ServedRequest) 
         return None
     question = {"content": prompt, "add_special": True, "parse_special": True}
     return as_ids((await _ask(upstream, target, "/tokenize", question)).get("tokens"))
+
+
+async def sampled_text(upstream: Upstream, target: Target, served: ServedRequest, ids: list[int]) -> str:
+    """The text of sampled ids, with what a parser has taken out of it, by the engine's ``/detokenize`` (vLLM, SGLang).
+
+    Raises CannotContinueError where it has none.
+    """
+    if not ids:
+        return ""
+    found = await _ask(upstream, target, "/detokenize", {"model": served.fields.get("model"), "tokens": ids})
+    text = found.get("prompt", found.get("text"))
+    if not isinstance(text, str):
+        raise CannotContinueError("the engine does not say the text of what was sampled (/detokenize)")
+    return text
 
 
 async def _ask(upstream: Upstream, target: Target, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -349,7 +349,12 @@ async def test_a_budget_that_is_used_up_ends_the_reply_as_truncated(as_stream: b
 
 @pytest.mark.parametrize("as_stream", [True, False])
 @pytest.mark.parametrize(
-    "more", [{"tools": [{"type": "function"}]}, {"presence_penalty": 0.5}, {"n": 1, "guided_regex": "a"}]
+    "more",
+    [
+        {"tools": [{"type": "function"}], "tool_choice": "required"},
+        {"presence_penalty": 0.5},
+        {"n": 1, "guided_regex": "a"},
+    ],
 )
 async def test_what_cannot_be_continued_is_an_error_and_its_beginning_is_kept(
     more: dict[str, Any], *, as_stream: bool
@@ -364,6 +369,7 @@ async def test_what_cannot_be_continued_is_an_error_and_its_beginning_is_kept(
         assert (await rig.post(CALL, {**ASK, **more}))[0] == 502
     (record,) = rig.records
     assert (record.status.value, len(rig.asked)) == ("incomplete", 1)
+    assert "whole reply" in record.metadata["not_continued"]
     assert record.choices[0].token_ids is not None
     assert (record.choices[0].token_ids.tolist(), record.choices[0].trainable) == ([21, 22], False)
 

@@ -30,11 +30,15 @@ class RetryableError(RollmillError):
 
 
 class InfrastructureError(RetryableError):
-    """What an evaluator stands on failed, not what it grades. ``reason`` is a stable code for the evaluation."""
+    """What an evaluator stands on failed, not what it grades. ``reason`` is a stable code for the evaluation.
 
-    def __init__(self, reason: str, detail: str) -> None:
+    ``retry_after``: seconds until the next try, where somebody said so.
+    """
+
+    def __init__(self, reason: str, detail: str, *, retry_after: float | None = None) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+        self.retry_after = retry_after
 
 
 class NotGradedError(RollmillError):

@@ -127,7 +127,7 @@ EVALUATIONS = Topic(
     JSON,
     Partitioning.SHARED,
     MIB,
-    ("evaluator", "reward-merger", "any grader"),
+    ("evaluator", "reward-merger", "capture", "any grader"),
     ("reward-merger",),
     "grades, also late and revised ones",
     WEEK,

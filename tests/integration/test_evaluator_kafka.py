@@ -17,7 +17,7 @@ from rollmill.kafka.admin import apply_topics
 from rollmill.kafka.clients import KafkaClients, faststream_broker
 from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry
+from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass, StrategyRegistry
 from rollmill.telemetry.clock import SystemClock
 from rollmill.telemetry.health import Health
 from rollmill.telemetry.metrics import Metrics
@@ -28,7 +28,7 @@ from rollmill_evaluator.group import Group
 from rollmill_evaluator.settings import EvaluatorSettings
 from rollmill_evaluator.watermark import Mark
 from rollmill_evaluator.watermark import decode as mark_of
-from rollmill_evaluator.worker import work
+from rollmill_evaluator.worker import group_id, work
 
 pytestmark = pytest.mark.kafka
 
@@ -126,7 +126,7 @@ async def member(settings: EvaluatorSettings, gates: Gates) -> AsyncIterator[Mem
             answering.answer,
             topic=BUILT,
             prefix=settings.prefix,
-            group_id=f"{settings.prefix}evaluator",
+            group_id=group_id(settings.prefix, ResourceClass.LIGHT),
             clients=clients,
             limits=settings.group_limits,
             metrics=metrics,
@@ -186,7 +186,7 @@ async def committed(settings: EvaluatorSettings) -> dict[int, Mark]:
     admin = KafkaClients(settings).admin()
     await admin.start()
     try:
-        found = await admin.list_consumer_group_offsets(f"{settings.prefix}evaluator")
+        found = await admin.list_consumer_group_offsets(group_id(settings.prefix, ResourceClass.LIGHT))
     finally:
         await admin.close()
     return {place.partition: mark_of(said.offset, said.metadata) for place, said in found.items()}

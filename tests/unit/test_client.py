@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 import rollmill
+import rollmill.client
 from rollmill.client import CaptureRefusedError, CaptureUnreachableError
 from rollmill.client.web import Web
 from rollmill.errors import InvalidInputError
@@ -24,7 +25,7 @@ from rollmill.telemetry.clock import SystemClock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.sink import MemorySink
 from rollmill.testing.tables import CaughtUp
-from rollmill.topics import COMPLETIONS
+from rollmill.topics import COMPLETIONS, EVALUATIONS
 from rollmill.trainer.captures import Captures
 from rollmill.trainer.captures import CaptureUnreachableError as TrainerCaptureError
 from rollmill_capture.admission import Admission, AdmissionLimits
@@ -230,3 +231,23 @@ async def test_a_capture_that_does_not_do_it_is_an_error_for_the_trainer(capture
         await asyncio.to_thread(Captures([capture.url]).pause, "no/policy", "keep", 0.0)
     with pytest.raises(TrainerCaptureError, match="refused"):
         await asyncio.to_thread(Captures(["http://127.0.0.1:9"]).pause, "policy", "keep", 0.0)
+
+
+async def test_a_reward_from_outside_is_an_evaluation_and_may_be_said_again(capture: Capture) -> None:
+    async with rollmill.session(url=capture.url, session_id="graded") as session:
+        pass
+    give = partial(rollmill.client.reward, session.id, 0.5, url=capture.url, evaluator="eve")
+    names = [await asyncio.to_thread(give) for _ in range(2)]
+    options = ("--url", capture.url, "--evaluator", "eve", "--supersedes", names[0])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rollmill.cli", "reward", session.id, "1.0", *options, stdout=PIPE
+    )
+    shown, _ = await asyncio.wait_for(process.communicate(), WAIT)
+    first, again, revised = capture.sink.of(EVALUATIONS)
+    assert names == [first.evaluation_id, again.evaluation_id]
+    assert len(set(names)) == 1
+    assert shown.decode().strip() == revised.evaluation_id
+    assert (first.outcome_reward, first.evaluator) == (0.5, "eve")
+    assert (revised.outcome_reward, revised.supersedes) == (1.0, first.evaluation_id)
+    with pytest.raises(CaptureRefusedError, match="no session 'nobody'"):
+        await asyncio.to_thread(rollmill.client.reward, "nobody", 1.0, url=capture.url)

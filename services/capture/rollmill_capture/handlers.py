@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from rollmill_capture.admin_api import AdminApi
 from rollmill_capture.replies import RefusalError, error_body, json_response
+from rollmill_capture.reward_api import RewardApi
 from rollmill_capture.session_api import SessionApi
 
 
@@ -22,6 +23,7 @@ def make_application(sessions: SessionApi, calls: Sequence[BaseRoute], admin: Ad
         Route("/v1/sessions", sessions.open, methods=["POST"]),
         Route("/v1/sessions/{session_id}", sessions.look),
         Route("/v1/sessions/{session_id}/close", sessions.close, methods=["POST"]),
+        Route("/v1/sessions/{session_id}/reward", RewardApi.beside(sessions).reward, methods=["POST"]),
         Route("/admin/policies/{policy}/pause", admin.pause, methods=["POST"]),
         Route("/admin/policies/{policy}/resume", admin.resume, methods=["POST"]),
         Route("/admin/policies/{policy}/status", admin.status),

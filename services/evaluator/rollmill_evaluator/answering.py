@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import stamina
@@ -13,9 +12,10 @@ import structlog
 
 from rollmill.claims import Claims, StorageUnreachableError
 from rollmill.codec import decode
-from rollmill.errors import PoisonRecordError
+from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.failpoints import Failpoint, Failpoints
 from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
+from rollmill.strategies import BaseTrajectoryEvaluator, ResourceClass, StrategyRegistry
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import partition_of
 from rollmill_evaluator.grading import Grader, wire
@@ -41,11 +41,14 @@ class Answering:
     partitions: int
     concurrency: int
     """Evaluations at once, for each strategy by itself: a slow one does not take the places of a quick one."""
+    concurrency_of: Mapping[str, int] = field(default_factory=dict)
+    """The same for single strategies."""
+    resource_class: ResourceClass | None = None
+    """Only evaluators of this class are run, the others are for other members to run; None: all."""
     claims: Claims | None = None
     """Where large trajectories are kept; None: all lie in their records."""
     failpoints: Failpoints = field(default_factory=Failpoints)
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
-    _running: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     async def answer(self, received: Received) -> None:
         try:
@@ -53,14 +56,24 @@ class Answering:
             trajectory = self._read(received, content)
         except PoisonRecordError as error:
             log.warning("unreadable record passed over", reason=error.reason, offset=received.offset)
-            self.metrics.count("unreadable_records")
+            self._count_once("unreadable_records")
             return
         if trajectory is None:
             return
-        digest = hashlib.blake2b(content or b"", digest_size=16).hexdigest()
+        ours = [spec for spec in trajectory.spec.evaluators if self._is_ours(spec)]
+        digest = hashlib.blake2b(content or b"", digest_size=16).hexdigest() if ours else ""
         async with asyncio.TaskGroup() as group:
-            for spec in trajectory.spec.evaluators:
+            for spec in ours:
                 group.create_task(self._evaluate(trajectory, digest, spec))
+
+    def _count_once(self, name: str) -> None:
+        """What every class reads, one of them counts."""
+        if self.resource_class in (None, ResourceClass.LIGHT):
+            self.metrics.count(name)
+
+    def _is_ours(self, spec: EvaluatorSpec) -> bool:
+        found = class_of(self.grader.registry, spec)
+        return found is not None and self.resource_class in (None, found)
 
     async def _content(self, received: Received) -> bytes | None:
         """The value, wherever it was kept. A storage that is away is asked until it answers: the record waits."""
@@ -74,13 +87,13 @@ class Answering:
     def _read(self, received: Received, content: bytes | None) -> Trajectory | None:
         trajectory: Trajectory = decode(Trajectory, content, received.headers)
         if partition_of(trajectory.session_id.encode(), self.partitions) != received.partition:
-            self.metrics.count("misplaced_records")
+            self._count_once("misplaced_records")
             return None
         return trajectory
 
     async def _evaluate(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> None:
-        places = self._places.setdefault(spec.strategy, asyncio.Semaphore(self.concurrency))
-        async with places:
+        limit = self.concurrency_of.get(spec.strategy, self.concurrency)
+        async with self._places.setdefault(spec.strategy, asyncio.Semaphore(limit)):
             evaluation = await self.grader.grade(trajectory, digest, spec)
         self.failpoints.reach(Failpoint.EVALUATOR_BEFORE_PUBLISH)
         await self.publish(trajectory.session_id, wire(evaluation, self.grader.limits.bytes))
@@ -99,6 +112,15 @@ class Answering:
                 reason=evaluation.not_graded,
                 error=evaluation.metadata.get("error"),
             )
+
+
+def class_of(registry: StrategyRegistry[BaseTrajectoryEvaluator], spec: EvaluatorSpec) -> ResourceClass | None:
+    """None: it is answered elsewhere. What cannot be made takes nothing but the words that say so."""
+    try:
+        evaluator = registry.create(spec)
+    except InvalidInputError:
+        return ResourceClass.LIGHT
+    return evaluator.resource_class if evaluator.answered_here else None
 
 
 def trajectory_name(evaluation: Evaluation) -> str:

@@ -6,23 +6,16 @@ import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import orjson
-import stamina
-from pydantic import ValidationError
 
-from rollmill.errors import InfrastructureError, NotGradedError, RetryableError
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, Trajectory, Verdict, dump_json
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry
 from rollmill.telemetry.clock import Clock
+from rollmill_evaluator.checking import EVALUATOR_ERROR, INVALID_RESULT, checked, named
+from rollmill_evaluator.retrying import Retries
 
-EVALUATOR_ERROR = "evaluator_error"
 EVALUATOR_TIMEOUT = "evaluator_timeout"
-INVALID_RESULT = "invalid_result"
-
-MAX_ERROR = 2000
-"""Characters of an error's text that are kept."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +67,9 @@ class Grader:
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
-            return not_graded(EVALUATOR_ERROR, _error(error)), None
+            return named(error, EVALUATOR_ERROR), None
         except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
-            return not_graded(_reason(error), _error(error)), None
+            return named(error), None
         return result, None if version is None else str(version)
 
     async def _within(self, seconds: float, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory) -> EvalResult:
@@ -86,24 +79,18 @@ class Grader:
                 return checked(await self._with_retries(evaluator, trajectory, seconds))
         except TimeoutError as error:
             if deadline.expired():
-                return not_graded(EVALUATOR_TIMEOUT, {"seconds": seconds})
-            return not_graded(EVALUATOR_ERROR, _error(error))
+                return EvalResult(
+                    not_graded=EVALUATOR_TIMEOUT, verdict=Verdict.NOT_GRADED, metadata={"seconds": seconds}
+                )
+            return named(error, EVALUATOR_ERROR)
 
     async def _with_retries(
         self, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory, seconds: float
     ) -> EvalResult:
-        ends = time.monotonic() + seconds
-        async for attempt in stamina.retry_context(
-            on=RetryableError,
-            attempts=self.limits.attempts,
-            timeout=seconds,
-            wait_initial=self.limits.retry_seconds,
-            wait_jitter=self.limits.retry_seconds,
-        ):
-            with attempt:
-                left = max(0.0, ends - time.monotonic())
-                return await evaluator.evaluate(trajectory, replace(self.surroundings, deadline_seconds=left))
-        raise RuntimeError("no try was made")
+        async def attempt(left: float) -> EvalResult:
+            return await evaluator.evaluate(trajectory, replace(self.surroundings, deadline_seconds=left))
+
+        return await Retries(self.limits.attempts, self.limits.retry_seconds).run(attempt, seconds)
 
 
 def evaluation_id(trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> str:
@@ -112,40 +99,10 @@ def evaluation_id(trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> s
     return hashlib.blake2b(dump_json(content), digest_size=16).hexdigest()
 
 
-def not_graded(reason: str, metadata: dict[str, Any]) -> EvalResult:
-    return EvalResult(not_graded=reason, verdict=Verdict.NOT_GRADED, metadata=metadata)
-
-
-def checked(result: object) -> EvalResult:
-    """The result, if it is one: validated again, since a model can be built past its validators."""
-    if not isinstance(result, EvalResult):
-        raise InvalidResultError(f"an EvalResult is expected, not {type(result).__name__}")
-    try:
-        return EvalResult.model_validate({name: getattr(result, name) for name in EvalResult.model_fields})
-    except ValidationError as error:
-        raise InvalidResultError(str(error)) from error
-
-
-class InvalidResultError(Exception):
-    """An evaluator's answer is no valid result."""
-
-
 def _is_cancelled() -> bool:
     """True: this task is to end. False: the evaluator raised CancelledError by itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _reason(error: BaseException) -> str:
-    """An evaluator that builds an invalid result meets the model's own refusal; a typed error names its reason."""
-    if isinstance(error, InfrastructureError | NotGradedError):
-        return error.reason
-    refused = isinstance(error, ValidationError) and error.title == EvalResult.__name__
-    return INVALID_RESULT if refused or isinstance(error, InvalidResultError) else EVALUATOR_ERROR
-
-
-def _error(error: BaseException) -> dict[str, Any]:
-    return {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR]}
 
 
 def wire(evaluation: Evaluation, limit: int) -> bytes:

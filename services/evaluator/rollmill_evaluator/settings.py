@@ -3,29 +3,60 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, SecretStr
 
 from rollmill.settings import ServiceSettings
+from rollmill.strategies import ExternalService, ResourceClass
 from rollmill.topics import EVALUATIONS
 from rollmill_evaluator.grading import Limits
 from rollmill_evaluator.group import GroupLimits
 from rollmill_evaluator.sandbox.choosing import SandboxOptions
 
+ResourceClassName = Literal["light", "remote", "custom", "sandbox"]
+
+
+class ServiceAddress(BaseModel):
+    """A service outside, and the keys that it is shown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    api_key: SecretStr | None = None
+    """Sent as ``Authorization: Bearer …``."""
+    signing_key: SecretStr | None = None
+    """Signs requests; None: they are not signed."""
+
+    @property
+    def revealed(self) -> ExternalService:
+        return ExternalService(self.url, _revealed(self.api_key), _revealed(self.signing_key))
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
 
 class EvaluatorSettings(ServiceSettings):
+    evaluator_classes: tuple[ResourceClassName, ...] = Field(("light", "remote", "custom", "sandbox"), min_length=1)
+    """The resource classes that this process evaluates, as a JSON list. All of them have to run somewhere."""
     evaluator_concurrency: PositiveInt = 32
     """Evaluations at once, for each strategy by itself."""
+    evaluator_concurrency_of: dict[str, PositiveInt] = Field(default_factory=dict)
+    """The same for single strategies, by name, as JSON."""
     evaluator_records: PositiveInt = 256
-    """Sessions in flight; above it polling pauses. Also bounds what a crash repeats."""
-    evaluator_bytes: PositiveInt = 256 * 2**20
-    """Of the records in flight: bounds memory."""
+    """Sessions in flight in each resource class; above it the class stops polling. Also bounds what a crash repeats."""
+    evaluator_bytes: PositiveInt = 128 * 2**20
+    """Of the records in flight in each resource class: bounds memory."""
     evaluator_seconds: float = Field(default=600.0, gt=0)
     """Longest time for one evaluation; below a session's `evaluation_seconds`, so that ``evaluator_timeout`` is said
     before the reward-merger stops waiting."""
     evaluator_attempts: PositiveInt = 3
     """Tries, where an evaluator raises RetryableError."""
     evaluator_retry_seconds: float = Field(default=0.5, ge=0)
+    evaluator_services: dict[str, ServiceAddress] = Field(default_factory=dict)
+    """Name to address and keys of the services that the evaluators ``http`` and ``llm_judge`` may ask by name, as JSON;
+    keys belong here and never into a spec, which is kept in the log."""
     evaluator_sources: Path | None = None
     """The folder below which specs name repositories, bundles and archives; nothing else can be named."""
     sandbox_bwrap: Path | None = None
@@ -45,6 +76,10 @@ class EvaluatorSettings(ServiceSettings):
     """The command line of the engine that runs containers."""
     commit_seconds: float = Field(default=1.0, gt=0)
     """How often finished work is committed: what a crash repeats at most, beside what is running."""
+
+    @property
+    def resource_classes(self) -> tuple[ResourceClass, ...]:
+        return tuple(each for each in ResourceClass if each.label in self.evaluator_classes)
 
     @property
     def sandboxes(self) -> SandboxOptions:

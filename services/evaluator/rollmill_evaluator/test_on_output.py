@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollmill.models import EvalResult, Trajectory, Verdict
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext
+from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass
 from rollmill.strategies.sandbox import WORK, Ending, Job, JobOutcome, Step
 from rollmill_evaluator.testing import worktrees
 from rollmill_evaluator.testing.config import TestOnOutputConfig
@@ -23,6 +23,7 @@ class TestOnOutputEvaluator(BaseTrajectoryEvaluator):
     """
 
     version = "1"
+    resource_class = ResourceClass.SANDBOX
 
     def __init__(self, **config: Any) -> None:
         self._config = TestOnOutputConfig.model_validate(config)

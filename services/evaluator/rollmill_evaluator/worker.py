@@ -1,4 +1,4 @@
-"""The evaluator's worker: a member of the group ``<prefix>evaluator`` that answers ``built``."""
+"""The evaluator's worker: members of the groups ``<prefix>evaluator.<resource class>`` that answer ``built``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollmill.app import ServiceContext
 from rollmill.claims import Claims
 from rollmill.codec import JSON
 from rollmill.errors import ConfigurationError
-from rollmill.strategies import EvaluationContext, evaluator_registry
+from rollmill.strategies import EvaluationContext, ResourceClass, evaluator_registry
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
 from rollmill_evaluator.answering import Answering, Publish
 from rollmill_evaluator.grading import Grader
@@ -25,16 +25,31 @@ PUBLISH_ATTEMPTS = 5
 
 
 async def work(context: ServiceContext) -> None:
-    """Evaluate until ``context.stop``; then finish, commit and leave the group."""
+    """Evaluate until ``context.stop``; then finish, commit and leave the groups.
+
+    One group for each resource class: each reads all of ``built``, takes in as much as it has room for, and commits
+    its own position, so that none waits for another (and so that classes can run in processes of their own).
+    """
     settings = context.settings
     if not isinstance(settings, EvaluatorSettings):
         raise ConfigurationError(f"the evaluator needs EvaluatorSettings, not {type(settings).__name__}")
+    grader = Grader(evaluator_registry(), settings.limits, context.clock, surroundings(settings))
+    async with asyncio.TaskGroup() as members:
+        for resource_class in settings.resource_classes:
+            members.create_task(_member(context, settings, grader, resource_class))
+
+
+async def _member(
+    context: ServiceContext, settings: EvaluatorSettings, grader: Grader, resource_class: ResourceClass
+) -> None:
     answering = Answering(
-        grader=Grader(evaluator_registry(), settings.limits, context.clock, surroundings(settings)),
+        grader=grader,
         publish=publisher(context, settings),
         metrics=context.metrics,
         partitions=settings.partitions,
         concurrency=settings.evaluator_concurrency,
+        concurrency_of=settings.evaluator_concurrency_of,
+        resource_class=resource_class,
         claims=Claims.of(settings),
         failpoints=context.failpoints,
     )
@@ -42,18 +57,28 @@ async def work(context: ServiceContext) -> None:
         answering.answer,
         topic=BUILT,
         prefix=settings.prefix,
-        group_id=f"{settings.prefix}{NAME}",
+        group_id=group_id(settings.prefix, resource_class),
         clients=context.clients,
         limits=settings.group_limits,
         metrics=context.metrics,
+        labels={"reads": resource_class.label},
     )
-    context.health.expect(MEMBER)
-    announcing = asyncio.create_task(_announce(group, context))
+    await membership(group, context, f"{MEMBER} {resource_class.label}")
+
+
+def group_id(prefix: str, resource_class: ResourceClass) -> str:
+    return f"{prefix}{NAME}.{resource_class.label}"
+
+
+async def membership(group: Group, context: ServiceContext, name: str) -> None:
+    """Run a group until ``context.stop``; ready, as part ``name``, while it is joined."""
+    context.health.expect(name)
+    announcing = asyncio.create_task(_announce(group, context, name))
     try:
         await group.run(context.stop)
     finally:
         announcing.cancel()
-        context.health.ready(MEMBER, ready=False)
+        context.health.ready(name, ready=False)
 
 
 def surroundings(settings: EvaluatorSettings) -> EvaluationContext:
@@ -63,12 +88,13 @@ def surroundings(settings: EvaluatorSettings) -> EvaluationContext:
         sandbox=local_sandbox(settings.sandboxes),
         containers=container_sandbox(settings.sandboxes),
         sources=settings.evaluator_sources,
+        services={name: address.revealed for name, address in settings.evaluator_services.items()},
     )
 
 
-async def _announce(group: Group, context: ServiceContext) -> None:
+async def _announce(group: Group, context: ServiceContext, name: str) -> None:
     await group.joined.wait()
-    context.health.ready(MEMBER)
+    context.health.ready(name)
 
 
 def publisher(context: ServiceContext, settings: EvaluatorSettings) -> Publish:

@@ -73,6 +73,26 @@ def execute(
 
 
 @app.command()
+def reward(
+    session_id: Annotated[str, typer.Argument(help="The session, open or closed.")],
+    value: Annotated[float, typer.Argument(help="The reward.")],
+    evaluator: Annotated[
+        str, typer.Option(help="Who says it: an evaluator of the session's spec, or any name.")
+    ] = "human",
+    evaluation_id: Annotated[str | None, typer.Option("--id", help="Of the evaluation; else made from it.")] = None,
+    supersedes: Annotated[str | None, typer.Option(help="Id of the evaluation that this one revises.")] = None,
+    attempt: Annotated[int | None, typer.Option(help="Of the session; else its newest.")] = None,
+    url: Annotated[str | None, typer.Option(help="Of capture; else ROLLMILL_CAPTURE_URL.")] = None,
+) -> None:
+    """Grade a session by hand; prints the id of the evaluation."""
+    from rollmill.client import reward as give  # noqa: PLC0415
+
+    named: dict[str, Any] = {"evaluation_id": evaluation_id, "supersedes": supersedes, "attempt": attempt}
+    fields: dict[str, Any] = {name: given for name, given in named.items() if given is not None}
+    typer.echo(give(session_id, value, url=url, evaluator=evaluator, **fields))
+
+
+@app.command()
 def tail(
     topic: Annotated[str, typer.Argument(help="Name without the prefix, e.g. trajectories")],
     from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start with the oldest record.")] = False,

@@ -6,10 +6,11 @@ beside ``pip install rollmill``.
         ...
         session.finish(output={"answer": 7}, reward=1.0)
 
+``rollmill.client.reward(session_id, 0.5)`` grades a session from outside, a person for example.
 ``async with`` does the same without blocking the loop. An exception closes the session as ERROR and goes on.
 """
 
-from rollmill.client.sessions import Session, session
+from rollmill.client.sessions import Session, reward, session
 from rollmill.client.web import CaptureRefusedError, CaptureUnreachableError
 
-__all__ = ["CaptureRefusedError", "CaptureUnreachableError", "Session", "session"]
+__all__ = ["CaptureRefusedError", "CaptureUnreachableError", "Session", "reward", "session"]

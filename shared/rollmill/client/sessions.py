@@ -119,3 +119,24 @@ def session(
     named = {"session_id": uuid.uuid4().hex, "task_id": task, "group_id": group, "group_size": group_size}
     fields = {name: value for name, value in named.items() if value is not None}
     return Session(Web(url or settings.capture_url, key, patience), {**fields, **spec})
+
+
+def reward(
+    session_id: str,
+    value: float | None = None,
+    *,
+    url: str | None = None,
+    api_key: str | None = None,
+    patience: float = 60.0,
+    **fields: Any,
+) -> str:
+    """Grade a session that may be open or closed; returns the id of the evaluation.
+
+    ``fields``: of `rollmill.models.EvalResult`, and ``evaluator``, ``evaluation_id``, ``supersedes``, ``attempt``.
+    Saying the same again changes nothing; a revised reward names the evaluation that it ``supersedes``. ``api_key``
+    is the tenant's. Raises CaptureRefusedError and CaptureUnreachableError.
+    """
+    settings = ClientSettings()
+    web = Web(url or settings.capture_url, api_key if api_key is not None else settings.key, patience)
+    body = fields if value is None else {"reward": value, **fields}
+    return str(web.post(f"/v1/sessions/{session_id}/reward", body)["evaluation_id"])

@@ -23,6 +23,7 @@ from rollmill.strategies.registry import (
     group_scorer_registry,
     validate_session_spec,
 )
+from rollmill.strategies.services import ExternalService, ResourceClass
 
 __all__ = [
     "BaseAdvantage",
@@ -32,6 +33,8 @@ __all__ = [
     "BaseTrajectoryBuilder",
     "BaseTrajectoryEvaluator",
     "EvaluationContext",
+    "ExternalService",
+    "ResourceClass",
     "StrategyRegistry",
     "advantage_registry",
     "builder_registry",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from rollmill.models import CompletionRecord, CompletionSession, EvalResult, Trajectory
 from rollmill.strategies.sandbox import NoSandbox, Sandbox
+from rollmill.strategies.services import ExternalService, ResourceClass
 
 S = TypeVar("S")
 
@@ -74,6 +75,8 @@ class EvaluationContext:
     """Runs commands in a container of a job's ``image``."""
     sources: Path | None = None
     """The folder below which configs name repositories and archives; None: they can name none."""
+    services: Mapping[str, ExternalService] = field(default_factory=dict)
+    """Services outside that configs can name."""
 
 
 class BaseTrajectoryEvaluator(ABC):
@@ -81,6 +84,11 @@ class BaseTrajectoryEvaluator(ABC):
 
     Infrastructure failures are ``EvalResult(not_graded=reason)`` or an exception, never a number.
     """
+
+    resource_class: ResourceClass = ResourceClass.CUSTOM
+    """With which others it shares places and intake; an instance may have one of its own."""
+    answered_here: ClassVar[bool] = True
+    """False: the evaluator service says nothing, because somebody else will."""
 
     @abstractmethod
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:

@@ -1,0 +1,146 @@
+"""One request to a service outside, and what its failure means."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Self
+
+import httpx
+from pydantic import Field, model_validator
+
+from rollmill.errors import InfrastructureError, NotGradedError
+from rollmill.models import Record
+from rollmill.signing import ANSWER_HEADER, HEADER, sign, verify_answer
+from rollmill.strategies import EvaluationContext
+from rollmill.strategies.services import ExternalService
+
+UNKNOWN_SERVICE = "unknown_service"
+SERVICE_TIMEOUT = "service_timeout"
+SERVICE_UNREACHABLE = "service_unreachable"
+SERVICE_UNAVAILABLE = "service_unavailable"
+SERVICE_REFUSED = "service_refused"
+SERVICE_SIGNATURE = "service_signature"
+INVALID_ANSWER = "invalid_answer"
+
+PASSING = (408, 425, 429)
+SERVER_ERRORS = 500
+ANSWER_BYTES = 4 * 2**20
+SHOWN = 500
+"""Characters of a refusal that are kept."""
+
+
+class Address(Record):
+    """The part of a config that says whom to ask: ``service`` by its name in the evaluator's settings, or ``url``."""
+
+    service: str | None = None
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    timeout_seconds: float = Field(default=60.0, gt=0)
+    """Of one try."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.service is None) == (self.url is None):
+            raise ValueError("give `service`, a name from ROLLMILL_EVALUATOR_SERVICES, or `url`, and not both")
+        return self
+
+    def find(self, context: EvaluationContext) -> ExternalService:
+        """Raises NotGradedError (``unknown_service``)."""
+        if self.url is not None:
+            return ExternalService(self.url)
+        found = context.services.get(self.service or "")
+        if found is None:
+            known = ", ".join(sorted(context.services)) or "none"
+            raise NotGradedError(UNKNOWN_SERVICE, f"{self.service!r} is not in ROLLMILL_EVALUATOR_SERVICES: {known} is")
+        return found
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, ready to be sent."""
+
+    service: ExternalService
+    body: bytes
+    path: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    signed_answer: bool = False
+    """True: an answer without the right signature is no answer."""
+
+    async def ask(self, seconds: float) -> bytes:
+        """The answer's body. Raises InfrastructureError for what may pass, NotGradedError for what will not."""
+        signature = self._signature()
+        headers = {"content-type": "application/json", **self._keys(signature), **self.headers}
+        try:
+            async with (
+                asking_client(seconds) as client,
+                client.stream(
+                    "POST", self.service.url.rstrip("/") + self.path, content=self.body, headers=headers
+                ) as answer,
+            ):
+                body = await _bounded(answer)
+        except httpx.TimeoutException as error:
+            raise InfrastructureError(SERVICE_TIMEOUT, f"no answer within {seconds:.3g} s") from error
+        except httpx.TransportError as error:
+            raise InfrastructureError(SERVICE_UNREACHABLE, repr(error)) from error
+        except httpx.InvalidURL as error:
+            raise NotGradedError(SERVICE_REFUSED, str(error)) from error
+        _refuse_failures(answer, body)
+        self._check(signature, answer, body)
+        return body
+
+    def _signature(self) -> str | None:
+        key = self.service.signing_key
+        return None if key is None else sign(key, self.body, time.time())
+
+    def _keys(self, signature: str | None) -> dict[str, str]:
+        key = self.service.api_key
+        found = {"authorization": f"Bearer {key}"} if key is not None else {}
+        return found if signature is None else {**found, HEADER: signature}
+
+    def _check(self, signature: str | None, answer: httpx.Response, body: bytes) -> None:
+        if not self.signed_answer:
+            return
+        key, given = self.service.signing_key, answer.headers.get(ANSWER_HEADER, "")
+        if key is None or signature is None:
+            raise NotGradedError(SERVICE_SIGNATURE, "answers have to be signed, and the service has no signing_key")
+        if not verify_answer(key, signature, body, given):
+            raise NotGradedError(SERVICE_SIGNATURE, "the answer's signature is missing or wrong")
+
+
+def asking_client(seconds: float) -> httpx.AsyncClient:
+    """A client for one request; the proxies of the environment are not for services that a spec names."""
+    return httpx.AsyncClient(timeout=seconds, verify=_tls(), trust_env=False)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once: reading the certificates takes longer than a request."""
+    return ssl.create_default_context()
+
+
+async def _bounded(answer: httpx.Response) -> bytes:
+    parts, size = [], 0
+    async for part in answer.aiter_bytes():
+        size += len(part)
+        if size > ANSWER_BYTES:
+            raise NotGradedError(INVALID_ANSWER, f"the answer is larger than {ANSWER_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _refuse_failures(answer: httpx.Response, body: bytes) -> None:
+    status = answer.status_code
+    if answer.is_success:
+        return
+    detail = f"HTTP {status}: {body[:SHOWN].decode('utf-8', 'replace')}"
+    if status >= SERVER_ERRORS or status in PASSING:
+        raise InfrastructureError(SERVICE_UNAVAILABLE, detail, retry_after=_seconds(answer.headers.get("retry-after")))
+    raise NotGradedError(SERVICE_REFUSED, detail)
+
+
+def _seconds(header: str | None) -> float | None:
+    """None: it does not say, or gives a date."""
+    return float(header) if header is not None and header.isascii() and header.isdigit() else None

@@ -1,0 +1,48 @@
+"""Tries again where that helps: bounded, with growing waits, or after as long as a service asks for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import stamina
+
+from rollmill.errors import RetryableError
+
+R = TypeVar("R")
+
+LONGEST_WAIT = 60.0
+"""Seconds; a service that asks for more is tried again earlier."""
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often, and with which waits."""
+
+    attempts: int
+    first_wait: float
+    """Seconds before the second try; doubled, with jitter, before each further one."""
+
+    async def run(self, attempt: Callable[[float], Awaitable[R]], seconds: float) -> R:
+        """What ``attempt`` returns, called with the seconds that are left; raises what the last try raised."""
+        ends = time.monotonic() + seconds
+        async for trying in stamina.retry_context(
+            on=_again,
+            attempts=self.attempts,
+            timeout=seconds,
+            wait_initial=self.first_wait,
+            wait_jitter=self.first_wait,
+        ):
+            with trying:
+                return await attempt(max(0.0, ends - time.monotonic()))
+        raise RuntimeError("no try was made")
+
+
+def _again(error: Exception) -> bool | float:
+    """False: no. True: after the usual wait. A number: after that many seconds."""
+    if not isinstance(error, RetryableError):
+        return False
+    wait: float | None = getattr(error, "retry_after", None)
+    return True if wait is None else min(max(wait, 0.0), LONGEST_WAIT)

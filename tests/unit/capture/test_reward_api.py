@@ -1,0 +1,159 @@
+"""Rewards from people and harnesses, through the HTTP application."""
+
+import asyncio
+import hashlib
+from typing import Any
+
+import httpx
+import pytest
+
+from rollmill.errors import BackpressureError
+from rollmill.models import Evaluation
+from rollmill.telemetry.clock import ManualClock
+from rollmill.telemetry.metrics import Metrics
+from rollmill.testing.asgi import AsgiCall
+from rollmill.testing.sink import MemorySink
+from rollmill.testing.tables import CaughtUp
+from rollmill.topics import EVALUATIONS
+from rollmill_capture.app import Parts, assemble
+from rollmill_capture.sessions import SessionTable
+from rollmill_capture.settings import CaptureSettings
+from rollmill_capture.sink import NotAcknowledgedError
+from rollmill_capture.upstream import Upstream
+from rollmill_capture.versions import Announced
+
+WAIT = 5.0
+REWARD = "/v1/sessions/s1/reward"
+
+
+class Desk:
+    """Capture with one open session, ``s1``, of the tenant ``a``."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.sink = MemorySink()
+        self.app = assemble(
+            Parts(
+                settings=CaptureSettings(**settings),
+                sessions=SessionTable(),
+                position=CaughtUp(),
+                announced=Announced(),
+                sink=self.sink,
+                upstream=Upstream(httpx.AsyncClient()),
+                clock=ManualClock(1000.0),
+                metrics=Metrics("capture"),
+            )
+        )
+
+    async def open(self, key: str | None = None, **body: Any) -> str:
+        _, opened = await self.post("/v1/sessions", {"session_id": "s1", **body}, key)
+        return str(opened["api_key"])
+
+    async def post(self, path: str, body: object, key: str | None = None) -> tuple[int, Any]:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        async with asyncio.timeout(WAIT), AsgiCall(self.app, "POST", path, body, headers) as call:
+            answer = await call.json()
+            return call.status, answer
+
+    @property
+    def said(self) -> list[Evaluation]:
+        return self.sink.of(EVALUATIONS)
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    made = Desk()
+    await made.open()
+    return made
+
+
+async def test_a_reward_is_an_evaluation_of_the_session(desk: Desk) -> None:
+    status, answer = await desk.post(REWARD, {"reward": 0.0, "components": {"tone": 0.5}, "metadata": {"by": "eve"}})
+    (evaluation,) = desk.said
+    assert status == 202
+    assert answer == {
+        "session_id": "s1",
+        "attempt": 1,
+        "evaluation_id": evaluation.evaluation_id,
+        "evaluator": "human",
+    }
+    assert (evaluation.outcome_reward, evaluation.components, evaluation.metadata) == (
+        0.0,
+        {"tone": 0.5},
+        {"by": "eve"},
+    )
+    assert (evaluation.at, evaluation.final, evaluation.repeatable) == (1000.0, False, False)
+
+
+async def test_a_closed_session_takes_rewards(desk: Desk) -> None:
+    await desk.post("/v1/sessions/s1/close", {"status": "COMPLETED"})
+    status, _ = await desk.post(REWARD, {"trace_rewards": [1.0, None], "turn_rewards": [[0.5], None]})
+    assert status == 202
+    assert desk.said[0].trace_rewards == (1.0, None)
+    assert desk.said[0].turn_rewards == ((0.5,), None)
+
+
+async def test_saying_the_same_again_is_a_duplicate_and_anything_else_is_not(desk: Desk) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"reward": 1.0},
+        {"reward": 1.0},
+        {"reward": 0.5},
+        {"reward": 1.0, "evaluator": "tests"},
+        {"reward": 1.0, "evaluation_id": "mine"},
+        {"outcome_reward": 0.75, "supersedes": "mine", "evaluator": "tests"},
+    ]
+    for body in bodies:
+        await desk.post(REWARD, body)
+    names = [evaluation.evaluation_id for evaluation in desk.said]
+    assert names[0] == names[1]
+    assert len(set(names)) == 5
+    assert names[4] == "mine"
+    assert desk.said[5].supersedes == "mine"
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ({}, "give a `reward`"),
+        ({"reward": None}, "give a `reward`"),
+        ({"reward": "1.0"}, "outcome_reward"),
+        ({"reward": True}, "outcome_reward"),
+        ({"reward": 1e39}, "outcome_reward"),
+        (b'{"reward": NaN}', "not JSON"),
+        (b"[1.0]", "JSON object"),
+        ({"reward": 1.0, "outcome_reward": 1.0}, "short for"),
+        ({"reward": 1.0, "not_graded": "both"}, "not both"),
+        ({"reward": 1.0, "evaluator": "a b"}, "evaluator"),
+        ({"reward": 1.0, "final": True}, "final"),
+        ({"reward": 1.0, "session_id": "s2"}, "session_id"),
+    ],
+)
+async def test_what_is_no_reward_is_refused_with_advice(desk: Desk, body: object, complaint: str) -> None:
+    status, answer = await desk.post(REWARD, body)
+    assert status == 422
+    assert complaint in answer["error"]["message"]
+    assert desk.said == []
+
+
+async def test_a_grader_can_say_that_there_is_no_grade(desk: Desk) -> None:
+    assert (await desk.post(REWARD, {"not_graded": "unclear_task"}))[0] == 202
+    assert desk.said[0].not_graded == "unclear_task"
+
+
+async def test_unknown_sessions_and_attempts_are_refused(desk: Desk) -> None:
+    assert (await desk.post("/v1/sessions/s2/reward", {"reward": 1.0}))[0] == 404
+    assert (await desk.post(REWARD, {"reward": 1.0, "attempt": 2}))[0] == 409
+
+
+async def test_a_reward_that_the_log_does_not_take_is_to_be_sent_again(desk: Desk) -> None:
+    desk.sink.failure = NotAcknowledgedError("Kafka is away")
+    assert (await desk.post(REWARD, {"reward": 1.0}))[0] == 503
+    desk.sink.failure, desk.sink.full = None, BackpressureError("no room", retry_after=3)
+    assert (await desk.post(REWARD, {"reward": 1.0}))[0] == 503
+
+
+async def test_where_keys_are_asked_for_the_tenant_grades_and_the_agent_does_not() -> None:
+    keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a-key", "b-key")}
+    desk = Desk(api_keys={"a": keys["a-key"], "b": keys["b-key"]})
+    token = await desk.open("a-key")
+    statuses = [(await desk.post(REWARD, {"reward": 1.0}, key))[0] for key in (None, token, "b-key", "a-key")]
+    assert statuses == [401, 401, 404, 202]

@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 EXAMPLES ?= 50000
+SEEDS ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas clean
+.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas chaos chaos-mutations clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +35,12 @@ test: $(STAMP) ## Run all tests; those on Apache Kafka start their own broker
 fuzz: $(STAMP) ## Try 50,000 new generated sessions on the builder; EXAMPLES=500 tries fewer
 	@ROLLMILL_HYPOTHESIS_PROFILE=fuzz ROLLMILL_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest \
 	  tests/property/test_builder_properties.py tests/property/test_builder_restart.py $(ARGS)
+
+chaos: $(STAMP) ## Run the pipeline under faults and count every token; SEEDS=20
+	@$(BIN)/python -m chaos --seeds $(SEEDS) $(ARGS)
+
+chaos-mutations: $(STAMP) ## Take one safety away after the other: the chaos harness has to find the damage
+	@$(BIN)/python -m chaos --mutations all $(ARGS)
 
 check: lint types test ## Run everything that has to be green: lint, types, tests
 

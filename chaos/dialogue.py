@@ -1,0 +1,75 @@
+"""The known content: what every session says, token by token, owing nothing to the code under test. Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+
+from rollmill.testing.engine import END, ScriptedEngine, encode, logprob, render
+from rollmill.testing.replay import Asked, Played
+
+TURNS = 3
+WORDS = ("iron", "roll", "mill", "sheet", "slab", "hot", "cold", "gauge", "strip", "coil")
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A session of ``TURNS`` turns, all of it decided by its name."""
+
+    session_id: str
+    group_id: str
+    member: int
+
+    @property
+    def reward(self) -> float:
+        return float(self.member % 2)
+
+    def question(self, turn: int) -> str:
+        return self.session_id if turn == 0 else f"go on, {turn}"
+
+    @cached_property
+    def replies(self) -> tuple[str, ...]:
+        return replies(self.session_id)
+
+    def messages(self, turn: int) -> list[dict[str, str]]:
+        """What is asked at a turn, the history included."""
+        told: list[dict[str, str]] = []
+        for before in range(turn):
+            told.append({"role": "user", "content": self.question(before)})
+            told.append({"role": "assistant", "content": self.replies[before]})
+        return [*told, {"role": "user", "content": self.question(turn)}]
+
+    def prompt(self, turn: int) -> list[int]:
+        return encode(render(self.messages(turn), ()))
+
+    def reply_ids(self, turn: int) -> list[int]:
+        return [*encode(self.replies[turn]), END]
+
+    def turn_of(self, prompt: list[int]) -> int | None:
+        """The turn that has exactly this prompt."""
+        return next((turn for turn in range(TURNS) if self.prompt(turn) == prompt), None)
+
+    def sequence(self, turns: int) -> list[int]:
+        """Prompt and replies of the first ``turns`` turns, as one trace."""
+        return [*self.prompt(turns - 1), *self.reply_ids(turns - 1)]
+
+    def places(self, turn: int) -> range:
+        """Where a turn's reply lies in a trace that holds it."""
+        start = len(self.prompt(turn))
+        return range(start, start + len(self.reply_ids(turn)))
+
+    def log_probs(self, turn: int) -> list[float]:
+        return [logprob(place, token) for place, token in enumerate(self.reply_ids(turn))]
+
+
+def replies(session_id: str) -> tuple[str, ...]:
+    """What the model says in each turn."""
+    rng = random.Random(session_id)
+    return tuple(f"{session_id} {turn}: " + " ".join(rng.choices(WORDS, k=rng.randint(1, 6))) for turn in range(TURNS))
+
+
+def play(asked: Asked) -> Played:
+    """The engine: answers by what the first message of the dialogue says, so the same question has the same answer."""
+    messages = (asked.body or {}).get("messages") or [{}]
+    return ScriptedEngine(replies(str(messages[0].get("content")))).answer(asked)

@@ -1,0 +1,86 @@
+"""Faults put into the product on purpose, in its child processes alone: a harness that cannot fail proves nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+
+from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.transaction import Offset, Outgoing, Transaction, translate
+from rollmill.stream.fold import Fold, Work
+from rollmill.stream.task import Task
+
+MUTATION = "CHAOS_MUTATION"
+
+
+class Mutation(StrEnum):
+    UNAWAITED_SENDS = "unawaited-sends"
+    """Transactions are committed without looking at what became of their records."""
+    NO_CHANGELOG = "no-changelog"
+    """State is kept in memory alone."""
+    NO_FENCING = "no-fencing"
+    """Every process has a transactional id of its own, and none asks who owns the task."""
+
+
+def apply(name: str) -> None:
+    """Change this process. Raises ValueError for an unknown name."""
+    changes: dict[Mutation, Callable[[], None]] = {
+        Mutation.UNAWAITED_SENDS: _await_no_sends,
+        Mutation.NO_CHANGELOG: _write_no_changelog,
+        Mutation.NO_FENCING: _fence_nobody,
+    }
+    changes[Mutation(name)]()
+
+
+def _replace(owner: type, name: str, value: object) -> None:
+    setattr(owner, name, value)
+
+
+def _await_no_sends() -> None:
+    async def run(
+        self: Transaction, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, Offset] | None, group_id: str
+    ) -> list[int]:
+        producer = self._producer
+        try:
+            await producer.begin_transaction()
+            futures = [
+                await producer.send(r.topic, r.value, r.key, partition=r.partition, headers=list(r.headers))
+                for r in records
+            ]
+            if offsets:
+                await producer.send_offsets_to_transaction(dict(offsets), group_id)
+            await producer.commit_transaction()
+        except Exception as error:
+            raise translate(error) from error
+        return [0 if future.exception() else future.result().offset for future in futures]
+
+    _replace(Transaction, "run", run)
+
+
+def _write_no_changelog() -> None:
+    whole: Callable[..., None] = Fold._add
+
+    def add(self: Fold[Any], work: Work, *rest: Any) -> None:
+        whole(self, work, *rest)
+        changelog = self._identity.changelog.topic
+        work.records = [record for record in work.records if record.topic != changelog]
+
+    _replace(Fold, "_add", add)
+
+
+def _fence_nobody() -> None:
+    producer: Callable[..., AIOKafkaProducer] = KafkaClients.producer
+
+    def own(self: KafkaClients, transactional_id: str | None = None, **options: Any) -> AIOKafkaProducer:
+        named = None if transactional_id is None else f"{transactional_id}.{uuid.uuid4().hex}"
+        return producer(self, named, **options)
+
+    async def ask_nobody(_self: Task[Any]) -> None:
+        return None
+
+    _replace(KafkaClients, "producer", own)
+    _replace(Task, "_refuse_if_superseded", ask_nobody)

@@ -32,6 +32,11 @@ class SessionDesk:
             return None
         return await self.table.find(session_id, self.position, self.lookup_seconds)
 
+    async def newest(self, session_id: str) -> SessionEntry | None:
+        """The same with all that other replicas have written by now: for what must not be written twice."""
+        await self.table.catch_up(self.position, self.lookup_seconds)
+        return self.table.get(session_id)
+
     async def known(self, session_id: str) -> SessionEntry:
         """The session's entry. Raises RefusalError (404)."""
         entry = await self.find(session_id)

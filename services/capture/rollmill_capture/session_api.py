@@ -59,7 +59,7 @@ class SessionApi:
         self._check(opening.spec)
         session_id = opening.session_id or uuid.uuid4().hex
         async with self._lock(session_id):
-            known = None if opening.session_id is None else await self.desk.find(session_id)
+            known = None if opening.session_id is None else await self.desk.newest(session_id)
             if known is not None and known.attempt >= opening.attempt:
                 return await self._opened_before(known, opening)
             entry = await self._admitted(session_id, opening)
@@ -166,7 +166,7 @@ class SessionApi:
             ) from None
 
     async def _close(self, session_id: str, closing: Closing) -> SessionEntry:
-        entry = await self.desk.known(session_id)
+        entry = await self.desk.newest(session_id) or await self.desk.known(session_id)
         if closing.attempt not in (None, entry.attempt):
             raise RefusalError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
         if entry.state is SessionState.CLOSED:

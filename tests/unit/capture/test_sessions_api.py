@@ -17,6 +17,7 @@ from rollmill.testing.sink import MemorySink
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.auth import digest_of
+from rollmill_capture.opening import read_closing
 from rollmill_capture.sessions import InFlight, SessionTable
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.sink import NotAcknowledgedError
@@ -62,7 +63,7 @@ class Desk:
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         self.app: Starlette = assemble(
             Parts(
-                settings=CaptureSettings(public_url="https://capture.example/", close_seconds=0.05),
+                settings=CaptureSettings(public_url="https://capture.example/", close_seconds=0.5),
                 sessions=self.table,
                 position=self.elsewhere,
                 announced=Announced(),
@@ -316,3 +317,24 @@ async def test_idle_is_told_when_the_last_call_leaves() -> None:
         assert (calls.total, waiting.done()) == (1, False)
     await asyncio.wait_for(waiting, WAIT)
     assert calls.total == 0
+
+
+async def test_what_another_replica_has_closed_is_not_closed_again_otherwise() -> None:
+    desk = Desk()
+    await desk.post("/v1/sessions", {"session_id": "s1"})
+    (opened,) = desk.entries
+    closing = read_closing({"reward": 1.0}).digest
+    desk.elsewhere.arrives = opened.replace(state=SessionState.CLOSED, closed_at=2.0, closing=closing)
+    assert (await desk.post("/v1/sessions/s1/close", {"reward": 0.0}))[0] == 409
+    assert (await desk.post("/v1/sessions/s1/close", {"reward": 1.0}))[0] == 200
+    assert not [event for event in desk.events if isinstance(event, SessionClosed)]
+
+
+async def test_what_another_replica_has_opened_is_not_opened_again() -> None:
+    desk = Desk()
+    await desk.post("/v1/sessions", {"session_id": "s1"})
+    (opened,) = desk.entries
+    desk.elsewhere.arrives = opened.replace(attempt=2, spec=SessionSpec(task_id="another"))
+    status, answer = await desk.post("/v1/sessions", {"session_id": "s1", "attempt": 2})
+    assert (status, "was opened with another spec" in answer["error"]["message"]) == (409, True)
+    assert len(desk.events) == 1

@@ -67,6 +67,16 @@ def test_a_task_counts_once_and_no_grade_is_no_failure() -> None:
     }
 
 
+def test_b063_pass_at_k_counts_rollouts_and_not_their_traces() -> None:
+    """Four rollouts with 3, 1, 1 and 2 traces, one of them right."""
+    answers = []
+    for name, reward, count in (("a", 1.0, 3), ("b", 0.0, 1), ("c", 0.0, 1), ("d", 0.0, 2)):
+        one = exam(name, reward)
+        answers.append(one.replace(traces=one.traces * count))
+    (line,) = lines_of(*answers)
+    assert line["pass_at"] == {"1": {"value": 0.25, "tasks": 1}, "4": {"value": 1.0, "tasks": 1}}
+
+
 def test_versions_are_lines_of_their_own_and_a_person_can_read_them() -> None:
     answers = [answer_of(each) for each in (exam("a", 1.0, "t", 2), exam("b", 0.0, "t", 3), exam("c", 0.0, "u", 3))]
     lines = report({str(n): answer for n, answer in enumerate(answers) if answer is not None})

@@ -95,6 +95,20 @@ def test_the_loss_over_all_ranks_has_unit_weight() -> None:
     assert weights / step(4).denominator == 1.0
 
 
+def test_b085_the_loss_is_a_mean_over_tokens_and_not_over_micro_batches() -> None:
+    """Loss sums 6 over 2 tokens and 4 over 8, and a micro-batch without any: 10 / 10."""
+    short = SampleTrace("a", reply=(3, 4), log_probs=(-3.0, -3.0))
+    long = SampleTrace("b", reply=(5,) * 8, log_probs=(-0.5,) * 8)
+    collecting = assembler(world_size=1)
+    records = None
+    for value in step_values(0, [[[short], [long], []]])[0]:
+        records = collecting.feed(0, read_batch(value))
+    assert records is not None
+    whole = Step(records, judge(records.header, PolicyVersion(), {}), lambda _: None)
+    losses = [float((-each.behavior_log_probs * each.loss_weight).sum()) / whole.denominator for each in whole.arrays]
+    assert losses == [0.6, 0.4, 0.0]
+
+
 def test_each_rank_writes_the_outcomes_of_its_own_traces() -> None:
     records = assembled()
     verdict = judge(records.header, PolicyVersion(0, 4), {})

@@ -9,6 +9,7 @@ from aiokafka.errors import KafkaError
 
 from rollmill.errors import ConfigurationError, FatalError
 from rollmill.failpoints import Failpoint, Failpoints
+from rollmill.kafka.access import refuse_settings
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.transaction import Outgoing
 from rollmill.models import EndOfStream, Record, Rewound, StepsPlaced
@@ -75,6 +76,7 @@ class RankSession:
                 await self._move(wanted)
             await self._read_from(self.standing)
         except KafkaError as error:
+            await refuse_settings(self._settings)
             where = self._settings.bootstrap_servers
             raise FatalError(f"the stream cannot be opened at {where}: {type(error).__name__}: {error}") from error
 
@@ -145,13 +147,14 @@ class RankSession:
     async def _take_over(self) -> None:
         """Fence the former owner first: what it left open is decided before the committed position is read."""
         await self._writer.start()
-        self._placed = await read_placement(self._clients, self._settings)
-        self._committed = await read_committed(self._clients, self._writer.transactional_id, self._topic)
-        self._state = self._committed or self._untouched()
-        if self._placed is not None and self._state.placement < self._placed.placement:
-            self._state, self._committed = self._placed_state(self._placed), None
+        placed = await read_placement(self._clients, self._settings)
+        committed = await read_committed(self._clients, self._writer.transactional_id, self._topic)
+        state = committed or self._untouched()
+        if placed is not None and state.placement < placed.placement:
+            state, committed = self._placed_state(placed, state.epoch), None
+        self._placed, self._committed, self._state = placed, committed, state
 
-    def _placed_state(self, placed: StepsPlaced, next_step: int | None = None) -> StreamState:
+    def _placed_state(self, placed: StepsPlaced, epoch: int, next_step: int | None = None) -> StreamState:
         """Where the records of the last layout begin. ``next_step``: of a checkpoint, for the advice.
 
         Raises OtherWorldSizeError where it is for ranks that this trainer's do not divide.
@@ -159,7 +162,7 @@ class RankSession:
         share = Share.of(self.share.rank, self.share.ranks, placed.world_size, next_step)
         return StreamState(
             run=self._settings.run,
-            epoch=0 if self._state is None else self._state.epoch,
+            epoch=epoch,
             next_step=placed.next_step,
             offsets={str(number): placed.offsets.get(str(number), 0) for number in share.partitions},
             world_size=placed.world_size,
@@ -210,7 +213,7 @@ class RankSession:
 
     async def _translated(self, wanted: StreamState, placed: StepsPlaced) -> StreamState:
         """A checkpoint of void records, in terms of those that are laid out anew. Raises ConfigurationError."""
-        begin = self._placed_state(placed, wanted.next_step)
+        begin = self._placed_state(placed, wanted.epoch, wanted.next_step)
         ahead = wanted.next_step - begin.next_step
         if ahead < 0:
             raise ConfigurationError(
@@ -222,7 +225,7 @@ class RankSession:
         passed = await self._steps(begin, ahead)
         here = passed[-1].offsets if passed else {int(number): offset for number, offset in begin.offsets.items()}
         offsets = {str(number): offset for number, offset in here.items()}
-        return begin.replace(epoch=wanted.epoch, next_step=wanted.next_step, offsets=offsets)
+        return begin.replace(next_step=wanted.next_step, offsets=offsets)
 
     async def _steps(self, known: StreamState, count: int) -> list[StepRecords]:
         """The next ones: another lineage has trained them, and this one went back before them meanwhile."""

@@ -327,6 +327,22 @@ print("done")
     assert outcome.output.text == "done\n"
 
 
+async def test_a_machine_that_forbids_user_namespaces_says_so(sandbox: Sandbox) -> None:
+    code = """
+import asyncio, pathlib
+from rollmill_evaluator.sandbox.choosing import SandboxOptions, local_sandbox
+print(asyncio.run(local_sandbox(SandboxOptions(uid=0)).found()).why)
+"""
+    program = str(getattr(sandbox, "program", ""))
+    service = await asyncio.create_subprocess_exec(
+        *(program, "--unshare-user", "--disable-userns", "--dev-bind", "/", "/", sys.executable, "-c", code),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await service.communicate()
+    assert b"Creating new namespace failed" in said
+    assert b"It needs user namespaces" in said
+
+
 @pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_killed_service_leaves_no_job_behind(sandbox: Sandbox, signalled: signal.Signals) -> None:
     marker = f"{time.time_ns() % 10**9}5"

@@ -1,5 +1,7 @@
 """Test results out of what frameworks print and write: whole names, the worst status, nothing invented."""
 
+import time
+
 import pytest
 
 from rollmill_evaluator.testing.frameworks import FRAMEWORKS, Results, Status
@@ -197,6 +199,27 @@ def test_jest() -> None:
         "src/a.test.js::sums fails": F,
         "src/a.test.js::later": S,
     }
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a::b" + " PASSED (" * 400 + "\n",
+        "ok" + " " * 3000 + "x\n",
+        "test " + "a ... " * 500 + "\n",
+        "test_a (b) ... " + "skipped " * 400 + "\n",
+        "\x1b[" + ";" * 4000 + "\n",
+        "<" * 4000 + "\n",
+        "{" * 4000 + "\n",
+        "x" * 10**6 + "\n",
+    ],
+)
+def test_hostile_output_costs_no_more_than_its_length(framework: str, line: str) -> None:
+    text = line * (2**20 // len(line))
+    began = time.process_time()
+    read(framework, text, text.encode())
+    assert time.process_time() - began < 2
 
 
 EXPECTED = Expected(fail_to_pass=("a", "b"), pass_to_pass=("c", "d"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollmill.errors import InfrastructureError
 from rollmill.models import EvalResult, Trajectory, Verdict
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext
+from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass
 from rollmill.strategies.sandbox import SANDBOX_FAILED, Job, JobOutcome, Step
 from rollmill_evaluator.testing import instances, swebench_package, worktrees
 from rollmill_evaluator.testing.instances import SwebenchHarnessConfig
@@ -25,6 +25,7 @@ class SwebenchHarnessEvaluator(BaseTrajectoryEvaluator):
     """
 
     version = "1"
+    resource_class = ResourceClass.SANDBOX
 
     def __init__(self, **config: Any) -> None:
         self._config = SwebenchHarnessConfig.model_validate(config)
@@ -38,7 +39,8 @@ class SwebenchHarnessEvaluator(BaseTrajectoryEvaluator):
         spec = await asyncio.to_thread(swebench_package.test_spec, instance)
         job = self._job(patch, instance, spec.eval_script, context)
         outcome = await (context.containers if config.runtime == "container" else context.sandbox).run(job)
-        return unfit(job, outcome, config.rewards) or await self._graded(spec, patch, outcome)
+        short = unfit(job, outcome, config.rewards)
+        return await self._graded(spec, patch, outcome) if short is None else short
 
     def _instance(self, context: EvaluationContext) -> dict[str, Any]:
         config = self._config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from rollmill.models import EvalResult, Trajectory, Verdict
@@ -36,7 +37,8 @@ class TestOnOutputEvaluator(BaseTrajectoryEvaluator):
         job = self._job(answer, context)
         sandbox = context.sandbox if config.image is None else context.containers
         outcome = await sandbox.run(job)
-        return unfit(job, outcome, config.rewards) or self._graded(outcome)
+        short = unfit(job, outcome, config.rewards)
+        return await asyncio.to_thread(self._graded, outcome) if short is None else short
 
     def _job(self, answer: str, context: EvaluationContext) -> Job:
         config = self._config

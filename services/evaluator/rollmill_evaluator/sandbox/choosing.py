@@ -19,6 +19,9 @@ from rollmill_evaluator.sandbox.docker import Docker
 log = structlog.get_logger(__name__)
 
 INSTALL = "install bubblewrap (Debian: apt-get install bubblewrap), or name the program in ROLLMILL_SANDBOX_BWRAP"
+NEEDS = (
+    "It needs user namespaces, which containers and kernels can forbid, and sources and tools that its user can read"
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def local_sandbox(options: SandboxOptions) -> Chosen:
             return NoSandbox(wrong)
         sandbox = Bubblewrap(program, _other_user(options.uid), options.tools, groups)
         why = await unavailable(sandbox)
-        return sandbox if why is None else NoSandbox(f"{program} does not work here: {why}")
+        return sandbox if why is None else NoSandbox(f"{program} does not work here: {why}. {NEEDS}")
 
     return Chosen("bubblewrap", find, options.jobs)
 

@@ -20,6 +20,9 @@ SCRIPT = "/.job"
 REPORT_BYTES = 4000
 """Of what a step before the last one printed."""
 
+DIGITS = 12
+"""Of a number in a report; more is no report."""
+
 HEAD = """\
 exec 3>&2 2>&1
 say() { printf '%s %s\\n' WORD "$*" >&3; }
@@ -109,7 +112,7 @@ def _lines(word: str, data: bytes) -> Iterator[tuple[str, list[int], bytes]]:
 
 def _parsed(line: bytes) -> tuple[str, list[int]]:
     kind, *numbers = line.decode(errors="replace").split() or [""]
-    if all(number.isascii() and number.isdigit() for number in numbers):
+    if all(number.isascii() and number.isdigit() and len(number) <= DIGITS for number in numbers):
         return kind, [int(number) for number in numbers]
     return "", []
 

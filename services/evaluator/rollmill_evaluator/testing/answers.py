@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 import orjson
@@ -11,10 +12,7 @@ from pydantic import Field, model_validator
 from rollmill.models import Trajectory
 from rollmill.models.base import Record
 
-FENCE = re.compile(
-    r"^(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^\n]*\n(?P<text>.*?)^(?P=fence)[ \t]*$",
-    re.MULTILINE | re.DOTALL,
-)
+FENCE = re.compile(r"^(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)")
 DIFF_LANGUAGES = frozenset({"diff", "patch"})
 
 
@@ -56,5 +54,18 @@ class Answer(Record):
 
     def _fenced(self, text: str) -> str | None:
         wanted = {self.language} if self.language else DIFF_LANGUAGES if self.write_to is None else None
-        blocks = [match for match in FENCE.finditer(text) if wanted is None or match["language"] in wanted]
-        return blocks[-1]["text"] if blocks else None
+        blocks = [block for language, block in fenced_blocks(text) if wanted is None or language in wanted]
+        return blocks[-1] if blocks else None
+
+
+def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Language and content of each block between fences, as CommonMark has them; one that is not closed is none."""
+    fence, language, block = "", "", list[str]()
+    for line in text.splitlines(keepends=True):
+        if not fence and (opening := FENCE.match(line)):
+            fence, language, block = opening["fence"], opening["language"], []
+        elif fence and line.startswith(fence) and not line.strip().strip(fence[0]):
+            yield language, "".join(block)
+            fence = ""
+        elif fence:
+            block.append(line)

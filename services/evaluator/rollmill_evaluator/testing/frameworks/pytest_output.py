@@ -18,8 +18,9 @@ WORDS = {
 ANY = "|".join(WORDS)
 SUMMARY = re.compile(r"^=+ short test summary info =+$")
 SUMMED = re.compile(rf"^(?P<word>{ANY}) (?P<rest>\S.*)$")
-VERBOSE = re.compile(rf"^(?P<name>\S+::.*?) (?P<word>{ANY})(?: \(.*\))?(?: +\[ *\d+%\])?$")
-DISTRIBUTED = re.compile(rf"^\[gw\d+\] \[ *\d+%\] (?P<word>{ANY}) (?P<name>\S+::.*?) *$")
+NODE = re.compile(r"^[^\s:]+::\S")
+VERBOSE = re.compile(rf" (?P<word>{ANY})(?= \(| +\[|$)")
+DISTRIBUTED = re.compile(rf"^\[gw\d+\] \[ *\d+%\] (?P<word>{ANY}) (?P<name>\S.*)$")
 
 
 def read(text: str, _report: bytes | None) -> Results:
@@ -35,8 +36,10 @@ def read(text: str, _report: bytes | None) -> Results:
 
 def _running(lines: list[str]) -> Iterator[tuple[str, Status]]:
     for line in lines:
-        if match := VERBOSE.match(line) or DISTRIBUTED.match(line):
-            yield match["name"], WORDS[match["word"]]
+        if match := DISTRIBUTED.match(line):
+            yield match["name"].rstrip(), WORDS[match["word"]]
+        elif NODE.match(line) and (match := VERBOSE.search(line)):
+            yield line[: match.start()], WORDS[match["word"]]
 
 
 def _summed(lines: list[str]) -> Iterator[tuple[str, Status]]:

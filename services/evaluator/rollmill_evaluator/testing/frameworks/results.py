@@ -8,6 +8,8 @@ from enum import StrEnum
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
+LONGEST_LINE = 4096
+
 
 class Status(StrEnum):
     """``passed`` includes a failure that was expected (xfail, TODO)."""
@@ -33,5 +35,9 @@ def collected(found: Iterable[tuple[str, Status]]) -> Results:
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines without colours, and without the carriage returns that progress bars leave."""
-    return [line.rsplit("\r", 1)[-1] for line in ANSI.sub("", text).replace("\r\n", "\n").split("\n")]
+    """Lines without colours, and without the carriage returns that progress bars leave.
+
+    Longer ones than any name of a test are blank: nobody's output may cost more time than its length.
+    """
+    lines = ANSI.sub("", text).replace("\r\n", "\n").split("\n")
+    return ["" if len(line) > LONGEST_LINE else line.rsplit("\r", 1)[-1] for line in lines]

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 from rollmill_evaluator.testing.frameworks.results import Results, Status, collected, lines_of
 
-POINT = re.compile(
-    r"^(?P<indent> *)(?P<bad>not )?ok\b(?: +\d+)?(?: +-)?(?: +(?P<name>.*?))?(?: +# *(?P<directive>.*))?$"
-)
+POINT = re.compile(r"^(?P<indent> *)(?P<bad>not )?ok\b(?: \d+)?(?: -)?(?P<rest> .*)?$")
 SUBTEST = re.compile(r"^(?P<indent> *)# Subtest: (?P<name>.*)$")
 BAIL = re.compile(r"^Bail out!")
 JOIN = " > "
@@ -28,17 +26,19 @@ def _found(lines: list[str]) -> Iterator[tuple[str, Status]]:
         if subtest := SUBTEST.match(line):
             parents = _above(parents, len(subtest["indent"]))
             parents.append((len(subtest["indent"]), subtest["name"]))
-        elif (point := POINT.match(line)) and point["name"]:
+        elif point := POINT.match(line):
             parents = _above(parents, len(point["indent"]))
-            yield JOIN.join([*(name for _, name in parents), point["name"]]), _status(point)
+            name, _, directive = (point["rest"] or "").partition(" # ")
+            if name.strip():
+                yield JOIN.join([*(parent for _, parent in parents), name.strip()]), _status(point, directive)
 
 
 def _above(parents: list[tuple[int, str]], indent: int) -> list[tuple[int, str]]:
     return [parent for parent in parents if parent[0] < indent]
 
 
-def _status(point: re.Match[str]) -> Status:
-    directive = (point["directive"] or "").upper()
-    if directive.startswith("SKIP"):
+def _status(point: re.Match[str], directive: str) -> Status:
+    word = directive.strip().upper()
+    if word.startswith("SKIP"):
         return Status.SKIPPED
-    return Status.FAILED if point["bad"] and not directive.startswith("TODO") else Status.PASSED
+    return Status.FAILED if point["bad"] and not word.startswith("TODO") else Status.PASSED

@@ -207,3 +207,9 @@ def test_options_and_offsets_as_they_are_typed() -> None:
 def test_a_prefix_that_is_none(prefix: str) -> None:
     with pytest.raises(InvalidInputError):
         settings_into(LIVE, prefix)
+
+
+def test_an_event_with_other_rules_is_not_what_its_blob_held() -> None:
+    kept = replace(event("session_opened"), value=b"a reference", redeemed=event("session_opened").value)
+    (found,) = read(Selection(replace(PLAN, builder=OTHER)), kept)
+    assert found.spec.builder == OTHER

@@ -40,7 +40,7 @@ async def copy_evaluations(log: Log, taken: set[Name], writer: Writer) -> None:
 def _as_received(record: InputRecord, evaluation: Evaluation, writer: Writer) -> Outgoing:
     key = evaluation.session_id.encode()
     home = partition_of(key, writer.settings.partitions)
-    return writer.record(EVALUATIONS, home, key, record.value or b"", record.headers)
+    return writer.record(EVALUATIONS, home, key, record.content or b"", record.headers)
 
 
 async def grade(log: Log, plan: Plan, writer: Writer) -> None:
@@ -73,7 +73,7 @@ def _timeless(trajectory: Trajectory, evaluation: Evaluation) -> Evaluation:
 async def _chunks(log: Log) -> AsyncIterator[list[tuple[Trajectory, str]]]:
     chunk: list[tuple[Trajectory, str]] = []
     async for record in records(log, BUILT):
-        content = record.value or b""
+        content = record.content or b""
         chunk.append((readable(record), hashlib.blake2b(content, digest_size=16).hexdigest()))
         if len(chunk) >= AT_ONCE:
             yield chunk

@@ -7,14 +7,17 @@ from typing import Any
 
 from rollmill.errors import PoisonRecordError
 from rollmill.ledger.log import Log
+from rollmill.stream.claims import StageClaims
 from rollmill.stream.stage import InputRecord
 from rollmill.topics import Topic
 
 
 async def records(log: Log, topic: Topic, only: int | None = None) -> AsyncIterator[InputRecord]:
-    """All of a topic, or of one partition, in order within each partition."""
+    """All of a topic, or of one partition, in order within each partition; large values from where they are kept."""
+    claims = StageClaims.of(log.settings)
     async for raw in log.read(topic, only=only):
-        yield InputRecord(topic, raw.partition, raw.offset, raw.key or b"", raw.value, tuple(raw.headers))
+        received = InputRecord(topic, raw.partition, raw.offset, raw.key or b"", raw.value, tuple(raw.headers))
+        yield await claims.redeemed(received)
 
 
 def readable(record: InputRecord) -> Any:

@@ -71,4 +71,5 @@ def event_time(event: Any) -> float:
 
 
 def _with(record: InputRecord, event: Record) -> InputRecord:
-    return replace(record, value=encode(event, MSGPACK), headers=((CONTENT_TYPE, MSGPACK.encode()),))
+    headers = ((CONTENT_TYPE, MSGPACK.encode()),)
+    return replace(record, value=encode(event, MSGPACK), headers=headers, redeemed=None)

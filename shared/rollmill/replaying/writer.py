@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
+from rollmill.claims import Claims
 from rollmill.codec import Headers
 from rollmill.errors import RetryableError
 from rollmill.kafka.clients import KafkaClients
@@ -32,6 +34,7 @@ class Writer:
 
     settings: KafkaSettings
     producer: AIOKafkaProducer
+    claims: Claims
 
     async def write(self, records: Sequence[Outgoing]) -> list[int]:
         """One transaction; returns the offset of each record. Raises RetryableError, FencedError."""
@@ -39,7 +42,8 @@ class Writer:
         if foreign:
             raise ValueError(f"a replay into {self.settings.prefix} never writes to {foreign[0]}")
         try:
-            return await Transaction(self.producer, DEADLINE_SECONDS).run(records, None, "") if records else []
+            kept = await self.claims.check_in_all(records)
+            return await Transaction(self.producer, DEADLINE_SECONDS).run(kept, None, "") if kept else []
         except TransactionFailedError as error:
             raise RetryableError(f"the replay broke off: {error}; start it again into another prefix") from error
 
@@ -52,7 +56,7 @@ async def open_writer(settings: KafkaSettings) -> AsyncIterator[Writer]:
     producer = KafkaClients(settings).producer(f"{settings.prefix}replay")
     await producer.start()
     try:
-        yield Writer(settings, producer)
+        yield Writer(settings, producer, Claims.of(settings))
     finally:
         await stop_producer(producer)
 
@@ -72,13 +76,22 @@ class Driver:
         self._identity = task_identity(self.stage, self.number, self.settings)
         self._fold: Fold[Any] = Fold(self.stage, self._identity, self.settings)
         self._work = Work()
+        self._bytes = self._counted = 0
 
     async def feed(self, record: InputRecord) -> None:
         slot = f"{record.topic.name}/{record.partition}"
         self._fold.take(self._work, record, slot, self.stage.inputs.index(record.topic))
         self.positions[slot] = max(self.positions.get(slot, 0), record.offset + 1)
-        if self._work.size > MAX_UNWRITTEN or self._work.inputs >= MAX_INPUTS:
+        self._count()
+        if self._bytes > MAX_UNWRITTEN or self._work.inputs >= MAX_INPUTS:
             await self.flush()
+        await asyncio.sleep(0)  # what is fetched beside this has its turn
+
+    def _count(self) -> None:
+        """Only what came last: sizes of thousands of records are not summed up for each of them."""
+        records = self._work.records
+        self._bytes += sum(record.size for record in records[self._counted :])
+        self._counted = len(records)
 
     async def tick(self, now: float) -> list[tuple[Outgoing, int]]:
         """Let the stage look at the time; returns what it sent, with offsets."""
@@ -90,6 +103,7 @@ class Driver:
     async def flush(self) -> list[tuple[Outgoing, int]]:
         """Commit what was done since the last time."""
         work, self._work = self._work, Work()
+        self._bytes = self._counted = 0
         if not (work.records or work.inputs):
             return []
         position = Position(dict(self.positions), self._fold.budget.level)

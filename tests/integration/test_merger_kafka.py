@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
+from confluent_kafka import Message, Producer
 
 from rollmill.codec import DEAD_LETTER, JSON, decode, encode, header, read_manifest
 from rollmill.kafka.admin import apply_topics
@@ -156,6 +157,40 @@ async def test_an_external_grader_may_use_any_partition_and_no_key(settings: Rew
         found = await merged(settings, 6)
     assert {name: told(items) for name, items in found.items()} == {
         name: [(0, number / 10, None)] for number, name in enumerate(names)
+    }
+
+
+def say_from_outside(settings: RewardMergerSettings, evaluations: list[Evaluation]) -> set[int | None]:
+    """As a grader of another language would: librdkafka with its default partitioner; the partitions that it chose."""
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+    chosen: set[int | None] = set()
+    misplaced: list[bool] = []
+
+    def heard(error: object, message: Message) -> None:
+        assert error is None
+        chosen.add(message.partition())
+        misplaced.append(message.partition() != home((message.key() or b"").decode()))
+
+    for evaluation in evaluations:
+        value = evaluation.model_dump_json(exclude_defaults=True).encode()
+        producer.produce(EVALUATIONS.full_name(settings.prefix), value, evaluation.session_id, on_delivery=heard)
+    assert producer.flush(WAIT) == 0
+    assert any(misplaced)
+    return chosen
+
+
+async def test_every_reward_of_a_grader_with_another_partitioner_joins(settings: RewardMergerSettings) -> None:
+    """Plain JSON without headers, half of it before the trajectory; its partitions are not those of the sessions."""
+    names = [f"s{number}" for number in range(40)]
+    words = [said(f"of-{name}", name, outcome_reward=index / 40) for index, name in enumerate(names)]
+    async with merging(settings):
+        assert await asyncio.to_thread(say_from_outside, settings, words[:20]) == {0, 1}
+        for name in names:
+            await send_built(settings, built(name, "judge"))
+        await asyncio.to_thread(say_from_outside, settings, words[20:])
+        found = await merged(settings, 40)
+    assert {name: told(items) for name, items in found.items()} == {
+        name: [(0, index / 40, None)] for index, name in enumerate(names)
     }
 
 

@@ -7,10 +7,9 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-import stamina
 import structlog
 
-from rollmill.claims import Claims, StorageUnreachableError
+from rollmill.claims import Claims
 from rollmill.codec import decode
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.failpoints import Failpoint, Failpoints
@@ -18,6 +17,7 @@ from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, ResourceClass, StrategyRegistry
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import partition_of
+from rollmill_evaluator.content import content_of
 from rollmill_evaluator.grading import Grader, wire
 from rollmill_evaluator.group import Received
 
@@ -52,7 +52,7 @@ class Answering:
 
     async def answer(self, received: Received) -> None:
         try:
-            content = await self._content(received)
+            content = await content_of(received.value, self.claims)
             trajectory = self._read(received, content)
         except PoisonRecordError as error:
             log.warning("unreadable record passed over", reason=error.reason, offset=received.offset)
@@ -74,15 +74,6 @@ class Answering:
     def _is_ours(self, spec: EvaluatorSpec) -> bool:
         found = class_of(self.grader.registry, spec)
         return found is not None and self.resource_class in (None, found)
-
-    async def _content(self, received: Received) -> bytes | None:
-        """The value, wherever it was kept. A storage that is away is asked until it answers: the record waits."""
-        if self.claims is None:
-            return received.value
-        async for attempt in stamina.retry_context(on=StorageUnreachableError, attempts=None, timeout=None):
-            with attempt:
-                return await self.claims.redeem(received.value)
-        return None
 
     def _read(self, received: Received, content: bytes | None) -> Trajectory | None:
         trajectory: Trajectory = decode(Trajectory, content, received.headers)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from rollmill.app import Service
 from rollmill_evaluator.settings import EvaluatorSettings
+from rollmill_evaluator.webhook import tell
 from rollmill_evaluator.worker import NAME, work
 
 
 def build(settings: EvaluatorSettings) -> Service:
-    return Service(name=NAME, settings=settings, workers=(work,))
+    workers = (work,) if settings.webhook_url is None else (work, tell)
+    return Service(name=NAME, settings=settings, workers=workers)

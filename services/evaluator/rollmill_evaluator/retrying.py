@@ -21,9 +21,12 @@ LONGEST_WAIT = 60.0
 class Retries:
     """How often, and with which waits."""
 
-    attempts: int
+    attempts: int | None
+    """None: until the time is over."""
     first_wait: float
     """Seconds before the second try; doubled, with jitter, before each further one."""
+    longest: float = 5.0
+    """Longest of these waits, in seconds."""
 
     async def run(self, attempt: Callable[[float], Awaitable[R]], seconds: float) -> R:
         """What ``attempt`` returns, called with the seconds that are left; raises what the last try raised."""
@@ -33,6 +36,7 @@ class Retries:
             attempts=self.attempts,
             timeout=seconds,
             wait_initial=self.first_wait,
+            wait_max=self.longest,
             wait_jitter=self.first_wait,
         ):
             with trying:

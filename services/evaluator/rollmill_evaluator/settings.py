@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -74,8 +75,33 @@ class EvaluatorSettings(ServiceSettings):
     """Jobs at once, for each kind of sandbox: each may take the memory that its spec asks for."""
     sandbox_docker: str = "docker"
     """The command line of the engine that runs containers."""
+    webhook_url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    """Each session's result, and each revision of it, is POSTed here as JSON, at least once. None: no webhook."""
+    webhook_api_key: SecretStr | None = None
+    """Sent as ``Authorization: Bearer …``."""
+    webhook_signing_key: SecretStr | None = None
+    """Signs the notices (`rollmill.signing`); None: they are not signed."""
+    webhook_records: PositiveInt = 64
+    """Notices under way; a target that takes none stops only their reading."""
+    webhook_seconds: float = Field(default=10.0, gt=0)
+    """For one try."""
+    webhook_retry_seconds: float = Field(default=1.0, gt=0)
+    """Wait before the second try; doubled, with jitter, before each further one."""
+    webhook_longest_wait_seconds: float = Field(default=60.0, gt=0)
+    webhook_patience_seconds: float = Field(default=24 * 3600.0, gt=0)
+    """For all tries of one notice; then it is counted as given up. Below the retention of ``trajectories``."""
     commit_seconds: float = Field(default=1.0, gt=0)
     """How often finished work is committed: what a crash repeats at most, beside what is running."""
+
+    @property
+    def webhook(self) -> ExternalService | None:
+        if self.webhook_url is None:
+            return None
+        return ExternalService(self.webhook_url, _revealed(self.webhook_api_key), _revealed(self.webhook_signing_key))
+
+    @property
+    def webhook_limits(self) -> GroupLimits:
+        return replace(self.group_limits, records=self.webhook_records)
 
     @property
     def resource_classes(self) -> tuple[ResourceClass, ...]:

@@ -45,11 +45,12 @@ class ScriptedService:
             self.changed.notify_all()
         return self.script(asked)
 
-    def wait(self, count: int, seconds: float = 30.0) -> list[Asked]:
-        """The requests, once there are ``count``. Raises TimeoutError."""
+    def wait(self, done: int | Callable[[list[Asked]], bool], seconds: float = 30.0) -> list[Asked]:
+        """The requests, once there are ``done`` of them, or it says so. Raises TimeoutError."""
+        enough = done if callable(done) else lambda asked: len(asked) >= done
         with self.changed:
-            if not self.changed.wait_for(lambda: len(self.asked) >= count, seconds):
-                raise TimeoutError(f"{len(self.asked)} requests came, not {count}")
+            if not self.changed.wait_for(lambda: enough(self.asked), seconds):
+                raise TimeoutError(f"{len(self.asked)} requests came, and not what was waited for")
             return list(self.asked)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollmill.telemetry.metrics import Metrics
+from rollmill_capture.bodies import lasting
 
 KEY = b"idempotency-key"
 ATTEMPT = b"x-rollmill-attempt"
@@ -173,7 +174,7 @@ class _Fenced:
 
 def _spliced(tape: list[Message]) -> list[Message]:
     """The same reply in two messages: a stream's many small ones would take several times the room of their bytes."""
-    body = b"".join(message.get("body", b"") for message in tape)
+    body = lasting(b"".join(message.get("body", b"") for message in tape))
     starts = [message for message in tape if message["type"] == "http.response.start"]
     return [*starts, {"type": "http.response.body", "body": body, "more_body": False}]
 

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from rollmill_capture.apis.answer import Answer, Ask
+from rollmill_capture.bodies import lasting
 from rollmill_capture.engines.asking import Capability, EngineKind, ask
 from rollmill_capture.engines.reading import Ids
 from rollmill_capture.engines.wires import CHAT, COMPLETIONS, Wire
@@ -66,7 +67,7 @@ def serve(
     if model is not None and model != name:
         fields, changed = {**fields, "model": model}, True
     return ServedRequest(
-        body=orjson.dumps(fields),
+        body=lasting(orjson.dumps(fields)),
         original=raw if changed or asked.translated else None,
         added=tuple(added),
         fields=fields,

@@ -1,5 +1,6 @@
 """Requests of other APIs as chat completions: nothing lost on the way, and what no engine understands refused."""
 
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -276,6 +277,18 @@ def test_the_oldest_memories_go_first() -> None:
     assert small.of("t").history("r2") is None
     kept.keep_response("r3", "r2", (user("z" * 200),))
     assert kept.history("r3") is None
+
+
+def test_the_memory_takes_the_room_that_it_counts() -> None:
+    kept = Memory().of("s")
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            kept.keep_response(f"r{number}", None, (user("word " * 4000),))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 1.2 * kept.memory._used
 
 
 def test_a_whole_answer_replayed_says_the_same() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from rollmill_capture.bodies import lasting
+
 Messages = tuple[dict[str, Any], ...]
 
 DEFAULT_BYTES = 256 * 2**20
@@ -80,7 +82,7 @@ class SessionMemory:
         return by_content if isinstance(by_content, str) else _written(given)
 
     def keep_response(self, response_id: str, before: str | None, messages: Messages) -> None:
-        link = _Link(before, orjson.dumps(messages))
+        link = _Link(before, lasting(orjson.dumps(messages)))
         self.memory.put(self.session_id, f"response {response_id}", link, len(link.messages))
 
     def history(self, response_id: str) -> Messages | None:

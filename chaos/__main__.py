@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -27,13 +29,21 @@ def main(
     data_dir: Annotated[Path | None, typer.Option(help="Keep all logs here.")] = None,
 ) -> None:
     """Runs the pipeline under faults and counts every token."""
-    with tempfile.TemporaryDirectory(prefix="rollmill-chaos-") as temporary:
-        directory = data_dir or Path(temporary)
+    with _directory(data_dir) as directory:
         if mutations:
             names = list(Mutation) if mutations == "all" else [Mutation(name) for name in mutations.split(",")]
             raise SystemExit(_check_harness(directory, names, pause))
         wanted = [Kind(kind) for kind in kinds.split(",") if kind] or list(Kind)
         raise SystemExit(_run_seeds(directory, range(first, first + seeds), faults, wanted, pause))
+
+
+@contextmanager
+def _directory(wanted: Path | None) -> Iterator[Path]:
+    if wanted is not None:
+        yield wanted
+        return
+    with tempfile.TemporaryDirectory(prefix="rollmill-chaos-", ignore_cleanup_errors=True) as temporary:
+        yield Path(temporary)
 
 
 def _run_seeds(directory: Path, seeds: range, faults: int, wanted: list[Kind], pause: float) -> int:

@@ -1,4 +1,4 @@
-"""What the supervisor says, with times, to be waited for."""
+"""What the supervisor says, to be waited for, and in a file with times."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass
 class Chronicle:
     """Lines in the order in which they came."""
 
-    lines: list[tuple[float, str]] = field(default_factory=list)
-    """Seconds of the monotonic clock, and what was said."""
+    file: Path
+    """Kept for whoever looks for a cause."""
+    lines: list[str] = field(default_factory=list)
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write(self, line: str) -> None:
-        self.lines.append((time.monotonic(), line))
+        self.lines.append(line)
+        with self.file.open("a") as book:
+            book.write(f"{time.time():.2f} {line}\n")
         self._grown.set()
         self._grown = asyncio.Event()
 
@@ -26,7 +30,7 @@ class Chronicle:
 
     def since(self, place: int, words: str) -> bool:
         """Whether a line from ``place`` on begins with the words."""
-        return any(line.startswith(words) for _, line in self.lines[place:])
+        return any(line.startswith(words) for line in self.lines[place:])
 
     async def says(self, words: str, seconds: float, *, since: int) -> bool:
         """Wait for a line from ``since`` on that begins with ``words``; False where none comes in time."""

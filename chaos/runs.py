@@ -55,14 +55,9 @@ async def run_jobs(directory: Path, jobs: Iterable[Job], pause: float) -> list[V
 
 
 async def _run(directory: Path, broker: EmbeddedKafka, doors: Doors, job: Job, pause: float) -> Verdict:
-    own = directory / job.name
     try:
-        async with running_stack(own, broker, doors, f"{job.name}.", job.mutation) as stack:
-            try:
-                return await run_seed(stack, job.seed, job.faults, pause)
-            finally:
-                lines = (f"{when:.2f} {line}\n" for when, line in stack.chronicle.lines)
-                (own / "chronicle.log").write_text("".join(lines))
+        async with running_stack(directory / job.name, broker, doors, f"{job.name}.", job.mutation) as stack:
+            return await run_seed(stack, job.seed, job.faults, pause)
     except RollmillError as error:
         return Verdict(job.seed, Counter(), violations=[repr(error)])
 

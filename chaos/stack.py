@@ -118,7 +118,7 @@ async def running_stack(
         session_timeout_ms=6_000,
         request_timeout_ms=12_000,
     )
-    chronicle = Chronicle()
+    chronicle = Chronicle(directory / "chronicle.log")
     async with AsyncExitStack() as ends:
         engine = await ends.enter_async_context(replay_server(play))
         proxies = doors.proxies()

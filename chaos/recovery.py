@@ -12,7 +12,7 @@ import httpx
 from chaos.stack import TRAINER, Stack
 from chaos.trainer import SEEN
 
-LONGEST = 45.0
+LONGEST = 60.0
 POLL_SECONDS = 0.1
 COUNTERS = {
     "capture": "rollmill_capture_calls_total",

@@ -37,7 +37,8 @@ class Verdict:
     seed: int
     faults: Counter[str]
     findings: Findings = field(default_factory=Findings)
-    balance: Balance = field(default_factory=Balance)
+    balance: Balance | None = None
+    """None: it came not so far."""
     recovery: dict[str, list[float]] = field(default_factory=dict)
     """Seconds, by client."""
     violations: list[str] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Verdict:
 
     @property
     def ledger_balanced(self) -> bool:
-        return self.balance.balanced and not self.balance.total.pending
+        return self.balance is not None and self.balance.balanced and not self.balance.total.pending
 
     @property
     def passed(self) -> bool:
@@ -75,7 +76,7 @@ class Verdict:
             "failpoints_unreached": self.unreached,
             "seconds": round(self.seconds, 1),
             "wrong": [*self.violations, *found.complaints],
-            **({} if self.ledger_balanced else {"ledger": self.balance.total.as_json()}),
+            **({} if self.balance is None or self.ledger_balanced else {"ledger": self.balance.total.as_json()}),
         }
 
 

@@ -44,6 +44,8 @@ POLICY = RestartPolicy(fenced_pause=4.0, first_pause=0.1, longest_pause=2.0)
 """As in production, on a clock that runs faster."""
 GROUPS_PER_STEP = 2
 PARTITIONS = 4
+START_SECONDS = 180.0
+"""A busy machine is not what is tested."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Doors:
         )
 
     def config(self) -> BrokerConfig:
-        return BrokerConfig(test_mode=True, more_listeners=tuple(self.listeners.values()))
+        return BrokerConfig(test_mode=True, start_seconds=START_SECONDS, more_listeners=tuple(self.listeners.values()))
 
     def proxies(self) -> dict[str, Proxy]:
         return {client: Proxy(door.advertised_port, door.port) for client, door in self.listeners.items()}
@@ -143,7 +145,7 @@ async def running_stack(
         stack.programs = {name: _program(stack, name, port, engine.url) for name in CLIENTS}
         for program in stack.programs.values():
             await supervisor.start(program)
-        await supervisor.wait_ready(*SERVICES)
+        await supervisor.wait_ready(*SERVICES, timeout=START_SECONDS)
         yield stack
 
 

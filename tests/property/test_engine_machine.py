@@ -160,8 +160,9 @@ class Process:
 class Cluster:
     """The broker, the processes, and what is committed."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage: Callable[[], Stage[Offsets]] = Teller) -> None:
         self.loop = VirtualTimeLoop()
+        self._stage = stage
         self.identity = task_identity(Teller(), 0, SETTINGS)
         self.input, self.output, self.letters = (
             TopicPartition(topic.full_name(PREFIX), 0) for topic in (INPUT, OUTPUT, DEAD_LETTERS)
@@ -180,7 +181,7 @@ class Cluster:
         settings = SETTINGS.model_copy(update={"dead_letter_limit": limit})
         clients = MemoryKafkaClients(settings, self.broker, line)
         tools = TaskTools(settings, clients, SystemClock(), Metrics("teller"), Health())
-        task = Task(Teller(), self.identity, tools)
+        task = Task(self._stage(), self.identity, tools)
         process = Process(line, task, stop, asyncio.create_task(task.run(stop)))
         self.processes.append(process)
         return process
@@ -381,6 +382,26 @@ def run(examples: int, *phases: Phase) -> None:
 
 def test_what_comes_out_is_what_the_model_gives_whatever_happens() -> None:
     run(500, Phase.generate)
+
+
+class Refused(Teller):
+    """Its timer sends what the broker does not take."""
+
+    def tick(self, state: StateView[Offsets], view: TaskView) -> Effects:  # noqa: ARG002
+        return Effects((Emit(OUTPUT, "u", b"." * (REFUSED_BYTES + 1)),))
+
+
+def test_a_task_whose_timer_is_refused_stops_and_says_so() -> None:
+    cluster = Cluster(Refused)
+    try:
+        process = cluster.start(0.001)
+        cluster.wait(10.0)
+        assert process.ended
+        failure = process.failure()
+        assert isinstance(failure, FatalError)
+        assert "MessageSizeTooLargeError" in str(failure)
+    finally:
+        cluster.close()
 
 
 async def _send_and_look_away(self: Transaction, records: Sequence[Outgoing]) -> list[int]:

@@ -22,6 +22,8 @@ from rollmill.kafka.strays import without_strays
 
 STOP_SECONDS = 5.0
 FENCED_CODES = (47, 90)
+MAX_UNACKNOWLEDGED = 64 * 2**20
+"""Bytes in flight of one producer (RULES T6): a step of the batcher is one transaction, and may be larger."""
 REFUSED_CODES = (2, 10, 18, 32, 44, 87)
 """Corrupt, too large (a record, a batch), bad timestamp, against a policy, invalid."""
 FORBIDDEN_CODES = (29, 30, 31, 53, 58)
@@ -97,19 +99,29 @@ class Transaction:
 
     async def _send(self, records: Sequence[Outgoing]) -> list[int]:
         futures: list[asyncio.Future[Any]] = []
+        unacknowledged = 0
         for record in records:
             if futures:
                 self._failpoints.reach(Failpoint.TRANSACTION_BETWEEN_SENDS)
+            unacknowledged += record.size
+            if unacknowledged > MAX_UNACKNOWLEDGED:
+                await _acknowledged(futures)
+                unacknowledged = record.size
             futures.append(
                 await self._producer.send(
                     record.topic, record.value, record.key, partition=record.partition, headers=list(record.headers)
                 )
             )
-        results: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        if failures:
-            raise next((failure for failure in failures if is_fenced(failure)), failures[0])
-        return [int(result.offset) for result in results]
+        return await _acknowledged(futures)
+
+
+async def _acknowledged(futures: Sequence[asyncio.Future[Any]]) -> list[int]:
+    """Offsets of sent records. Raises the failure that tells most."""
+    results: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
+    failures = [result for result in results if isinstance(result, BaseException)]
+    if failures:
+        raise next((failure for failure in failures if is_fenced(failure)), failures[0])
+    return [int(result.offset) for result in results]
 
 
 def is_fenced(error: BaseException) -> bool:

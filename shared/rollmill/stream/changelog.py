@@ -18,6 +18,8 @@ POSITION = "!position"
 META = b"!"
 """No state key begins like this."""
 POLL_MS = 200
+READ_AT_ONCE = 1000
+"""Records between two turns of the event loop: some 10 ms (RULES C5)."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,12 @@ class ChangelogReader:
         return tail
 
     async def _read(self, consumer: AIOKafkaConsumer, tail: Tail, limit: asyncio.Timeout) -> None:
-        for records in (await consumer.getmany(self._partition, timeout_ms=POLL_MS)).values():
+        found = await consumer.getmany(self._partition, timeout_ms=POLL_MS, max_records=READ_AT_ONCE)
+        for records in found.values():
             for record in records:
                 tail.take(record)
             limit.reschedule(asyncio.get_running_loop().time() + self._deadline)
+            await asyncio.sleep(0)
 
     async def _end(self, consumer: AIOKafkaConsumer) -> int:
         return int((await consumer.end_offsets([self._partition]))[self._partition])

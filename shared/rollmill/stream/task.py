@@ -40,8 +40,8 @@ V = TypeVar("V")
 
 log = structlog.get_logger(__name__)
 
-MAX_UNACKNOWLEDGED = 32 * 2**20
-"""Output bytes after which a poll batch is committed in parts (RULES T6 allows 64 MiB)."""
+MAX_TRANSACTION = 32 * 2**20
+"""Output bytes after which a poll batch is committed in parts."""
 REFUSALS_BEFORE_ISOLATION = 2
 MAX_BACKOFF = 15.0
 
@@ -206,7 +206,7 @@ class Task(Generic[V]):
         for raw in batch:
             record = await self._blobs.redeemed(intake.record(raw))
             self.fold.take(work, record, intake.slot(raw), intake.topic_index(record))
-            if work.size > MAX_UNACKNOWLEDGED:
+            if work.size > MAX_TRANSACTION:
                 await self._commit(work, batch)
                 work = Work()
             if now() - began > YIELD_SECONDS:
@@ -258,6 +258,8 @@ class Task(Generic[V]):
             self.fold.condemn(self._opened().slot(batch[0]), batch[0].offset, str(error))
         elif self._refusals >= REFUSALS_BEFORE_ISOLATION:
             self._isolated = len(batch)
+            if not batch:
+                raise FatalError(f"{self.part}: the broker refuses what a timer or cut sends: {error}") from error
 
     async def _write(self, records: Sequence[Outgoing], offsets: dict[TopicPartition, int] | None = None) -> list[int]:
         assert self._producer is not None  # noqa: S101  # opened before anything is written

@@ -8,7 +8,7 @@ EXAMPLES ?= 50000
 SEEDS ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas chaos chaos-mutations clean
+.PHONY: help setup demo demo-llm test fuzz grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas chaos chaos-mutations clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ test: $(STAMP) ## Run all tests; those on Apache Kafka start their own broker
 fuzz: $(STAMP) ## Try 50,000 new generated sessions on the builder; EXAMPLES=500 tries fewer
 	@ROLLMILL_HYPOTHESIS_PROFILE=fuzz ROLLMILL_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest \
 	  tests/property/test_builder_properties.py tests/property/test_builder_restart.py $(ARGS)
+
+grading-soak: $(STAMP) ## Grade 500 sessions by evaluators of up to a minute, with a kill -9 in the middle
+	@ROLLMILL_GRADING_SECONDS=60 $(BIN)/python -m pytest -s tests/integration/test_grading_load.py $(ARGS)
 
 chaos: $(STAMP) ## Run the pipeline under faults and count every token; SEEDS=20
 	@$(BIN)/python -m chaos --seeds $(SEEDS) $(ARGS)

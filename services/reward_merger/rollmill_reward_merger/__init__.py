@@ -7,6 +7,7 @@ State: per session the built trajectory and its evaluations in the order of thei
 taken; then a marker. Both topics may be read in any interleaving, the revisions of a session are the same.
 On a crash: nothing is lost or doubled, the stage engine commits input positions, output and state together.
 
-Modules: `merging` (rewards and provenance), `revisions` (which evaluations make which revision), `held` (state),
+Modules: `words` (what one evaluation says of each trace), `combining` (several words by a rule), `merging` (rewards and
+provenance), `revisions` (which evaluations make which revision), `held` (state),
 `timers` (deadlines as records), `fitting` (the size limit), `handlers` (the stage), `app`.
 """

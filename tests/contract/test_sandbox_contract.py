@@ -15,7 +15,7 @@ from rollmill.testing.processes import processes_with, until_gone
 from rollmill_evaluator.sandbox.choosing import SandboxOptions, container_sandbox, local_sandbox
 
 IMAGE = "debian:bookworm-slim"
-LIMITS = JobLimits(seconds=20.0, prepare_seconds=20.0, memory_bytes=256 * 2**20, disk_bytes=16 * 2**20, processes=64)
+LIMITS = JobLimits(seconds=30.0, prepare_seconds=30.0, memory_bytes=256 * 2**20, disk_bytes=16 * 2**20, processes=64)
 
 Run = Callable[..., Any]
 
@@ -67,7 +67,7 @@ async def test_files_and_mounts_come_in_read_only_and_results_come_out(run: Run,
         files={"/in/a": b"a file, "},
         mounts={"/given": public_path / "given"},
         collect=(f"{WORK}/big", f"{WORK}/absent", f"{WORK}/pipe", f"{WORK}/link"),
-        limits=JobLimits(seconds=20, collect_bytes=40),
+        limits=JobLimits(seconds=30, collect_bytes=40),
     )
     assert outcome.output.text.startswith("a file, from outside")
     assert (public_path / "given").read_text() == "from outside"
@@ -89,7 +89,7 @@ async def test_there_is_no_network_but_loopback(run: Run) -> None:
 async def test_output_is_kept_at_both_ends_and_counted_between(run: Run) -> None:
     outcome = await run(
         "echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last",
-        limits=JobLimits(seconds=20, output_bytes=1000),
+        limits=JobLimits(seconds=30, output_bytes=1000),
     )
     assert outcome.output.head.startswith(b"first\nxx")
     assert outcome.output.tail.endswith(b"xx\nlast\n")
@@ -99,16 +99,16 @@ async def test_output_is_kept_at_both_ends_and_counted_between(run: Run) -> None
 
 async def test_the_deadline_is_that_of_the_last_step(run: Run) -> None:
     marker = f"{time.time_ns() % 10**9}9"
-    outcome = await run("sleep 1", f"echo begun; sleep {marker}", limits=JobLimits(seconds=0.5, prepare_seconds=15))
+    outcome = await run("sleep 1", f"echo begun; sleep {marker}", limits=JobLimits(seconds=0.5, prepare_seconds=30))
     assert outcome.ending is Ending.TIMED_OUT
     assert [step.name for step in outcome.steps] == ["s0"]
     assert outcome.output.text == "begun\n"
-    assert outcome.seconds < 10
+    assert outcome.seconds < 30
     await until_gone(marker)
 
 
 async def test_preparing_has_a_deadline_of_its_own(run: Run) -> None:
-    outcome = await run("sleep 99", "echo never", limits=JobLimits(seconds=20, prepare_seconds=2))
+    outcome = await run("sleep 99", "echo never", limits=JobLimits(seconds=30, prepare_seconds=2))
     assert (outcome.ending, outcome.steps) == (Ending.TIMED_OUT, ())
 
 
@@ -134,14 +134,14 @@ async def test_daemons_do_not_outlive_the_job(run: Run) -> None:
 
 async def test_jobs_run_beside_each_other_and_never_hold_up_the_loop(run: Run) -> None:
     began = time.monotonic()
-    outcomes = asyncio.gather(*(run(f"sleep 1; echo {number}") for number in range(6)))
+    outcomes = asyncio.gather(*(run(f"sleep 2; echo {number}") for number in range(6)))
     beats = 0
     while not outcomes.done():
         await asyncio.sleep(0.01)
         beats += 1
     assert [outcome.output.text for outcome in await outcomes] == [f"{number}\n" for number in range(6)]
-    assert time.monotonic() - began < 5
-    assert beats > 30
+    assert time.monotonic() - began < 10
+    assert beats > 20
 
 
 async def test_a_job_that_cannot_be_is_refused(sandbox: Sandbox) -> None:

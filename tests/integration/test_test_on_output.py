@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
     "test_command": [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider"],
     "expected": EXPECTED,
     "environment": {"PYTHONPATH": ".", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    "resources": {"test_seconds": 30, "memory_mib": 256, "disk_mib": 16, "processes": 32},
+    "resources": {"test_seconds": 60, "memory_mib": 256, "disk_mib": 16, "processes": 32},
 }
 
 

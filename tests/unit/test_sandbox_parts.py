@@ -39,8 +39,8 @@ def test_what_was_dropped_shows_in_the_text() -> None:
     assert Output(b"a\xff", b"z").text == "a\ufffdz"
 
 
-def ended(reports: bytes, ending: Ending = Ending.EXITED) -> Ended:
-    return Ended(ending, 1.0, Output(b"said"), reports, 0)
+def ended(reports: bytes, ending: Ending = Ending.EXITED, code: int = 0) -> Ended:
+    return Ended(ending, 1.0, Output(b"said"), reports, code)
 
 
 def test_reports_are_steps_and_files() -> None:
@@ -58,6 +58,14 @@ def test_reports_are_steps_and_files() -> None:
 def test_a_script_that_never_began_is_infrastructure(said: bytes) -> None:
     with pytest.raises(InfrastructureError, match="sandbox_failed"):
         outcome_of(JOB, "w", ended(said))
+
+
+@pytest.mark.parametrize("code", [-9, -15, 125])
+def test_a_sandbox_that_was_ended_from_outside_is_infrastructure(code: int) -> None:
+    with pytest.raises(InfrastructureError, match="ended from outside"):
+        outcome_of(JOB, "w", ended(b"w ready\nw step 0 0 0\n", code=code))
+    timed_out = ended(b"w ready\nw step 0 0 0\n", Ending.TIMED_OUT, code)
+    assert outcome_of(JOB, "w", timed_out).ending is Ending.TIMED_OUT
 
 
 def test_a_script_that_never_ended_died() -> None:

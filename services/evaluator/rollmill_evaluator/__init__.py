@@ -9,7 +9,7 @@ again is a duplicate to the reward-merger (RULES V1).
 
 Modules: `session_completed`, `reported`, `external`, `composite`, `test_on_output` and `swebench_harness` (evaluators),
 `remote` (those that ask a service), `testing` (what the last two share), `sandbox` (where they run code), `checking`
-and `retrying` (what an answer and a failure are), `grading` (one evaluator on one trajectory), `answering` (one record of
-``built``), `watermark` (offset bookkeeping, pure), `commits` (offsets on the broker), `group` (the polling loop),
+and `retrying` (what an answer and a failure are), `grading` (one evaluator on one trajectory), `answering` (one record
+of ``built``), `watermark` (offset bookkeeping, pure), `commits` (offsets on the broker), `group` (the polling loop),
 `notices` and `webhook` (results told), `worker` and `app` (wiring).
 """

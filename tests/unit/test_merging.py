@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from rollmill.codec import decode
 from rollmill.models import (
     EvalResult,
     Evaluation,
@@ -242,3 +243,13 @@ def test_what_graders_said_is_cut_before_texts_and_tokens_stay() -> None:
     bare = len(fit(merged, 10))
     assert bare < len(fit(without_texts(merged), 5_000))
     assert len(merged.traces[0].response_ids) == 1
+
+
+def test_rewards_of_tokens_are_the_last_to_be_cut_and_the_reward_stays() -> None:
+    long = session("judge", traces=1).replace(traces=(trace(5000),))
+    merged = merge(long, [said(outcome_reward=0.5, token_rewards=((1.0,) * 5000,))])
+    whole = decode(Trajectory, fit(merged, 10**6))
+    assert whole.traces[0].token_rewards is not None
+    cut = decode(Trajectory, fit(merged, len(fit(merged, 10**6)) - 10_000))
+    assert (cut.traces[0].token_rewards, cut.traces[0].reward, cut.outcome_reward) == (None, 0.5, 0.5)
+    assert cut.metadata["cut"][-1] == "token_rewards"

@@ -15,7 +15,7 @@ HEADROOM = 256 * 2**10
 def fit(trajectory: Trajectory, limit: int) -> bytes:
     """MessagePack of ``trajectory``, with as little left out as ``limit`` bytes demand; ``metadata.cut`` says what.
 
-    Larger than ``limit`` only if the token arrays alone are.
+    Larger than ``limit`` only if the arrays of ``built`` alone are.
     """
     packed = encode(trajectory, MSGPACK)
     for name, cut in CUTS.items():
@@ -44,6 +44,11 @@ def without_entries(trajectory: Trajectory) -> Trajectory:
     return trajectory.replace(evaluation={**(trajectory.evaluation or {}), "evaluations": []})
 
 
+def without_token_rewards(trajectory: Trajectory) -> Trajectory:
+    """The traces' rewards stay, as if given at their ends."""
+    return trajectory.replace(traces=tuple(trace.replace(token_rewards=None) for trace in trajectory.traces))
+
+
 def _entries(trajectory: Trajectory, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Trajectory:
     if trajectory.evaluation is None:
         return trajectory
@@ -55,5 +60,6 @@ CUTS = {
     "grader_metadata": without_grader_metadata,
     "texts": without_texts,
     "evaluations": without_entries,
+    "token_rewards": without_token_rewards,
 }
 """In this order, until it fits."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.errors import KafkaConnectionError, TopicAlreadyExistsError, for_code
 
 from rollmill.errors import ConfigurationError
+from rollmill.kafka.access import refuse_settings
 from rollmill.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import REGISTRY, Topic
@@ -20,23 +22,30 @@ LOOK_SECONDS = 0.1
 
 async def apply_topics(settings: KafkaSettings, topics: Iterable[Topic] = REGISTRY) -> list[str]:
     """Create the missing topics of a prefix, then verify all. Returns the full names created."""
-    admin = KafkaClients(settings).admin()
-    await admin.start()
-    try:
+    async with opened_admin(settings) as admin:
         created = await _create_missing(admin, settings, list(topics))
         await _until_known(admin, created)
         await _verify(admin, settings, list(topics))
-    finally:
-        await admin.close()
     return created
 
 
 async def verify_topics(settings: KafkaSettings, topics: Iterable[Topic] = REGISTRY) -> None:
     """Raise ConfigurationError where a topic is missing or differs in partitions or configuration."""
-    admin = KafkaClients(settings).admin()
-    await admin.start()
-    try:
+    async with opened_admin(settings) as admin:
         await _verify(admin, settings, list(topics))
+
+
+@asynccontextmanager
+async def opened_admin(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client. Raises KafkaConnectionError, and ConfigurationError where the broker refuses the settings."""
+    admin = KafkaClients(settings).admin()
+    try:
+        await admin.start()
+    except KafkaConnectionError:
+        await refuse_settings(settings)
+        raise
+    try:
+        yield admin
     finally:
         await admin.close()
 

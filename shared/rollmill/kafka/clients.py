@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
+from rollmill.kafka.security import broker_security, client_security
 from rollmill.kafka.strays import without_strays
 from rollmill.settings import KafkaSettings
 
@@ -30,12 +31,14 @@ class KafkaClients:
     """Constructs clients of one cluster. The caller starts and stops them."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
+        self.settings = settings
+        self._security = client_security(settings)
 
     def _common(self) -> dict[str, Any]:
         return {
-            "bootstrap_servers": self._settings.bootstrap_servers,
-            "request_timeout_ms": self._settings.request_timeout_ms,
+            "bootstrap_servers": self.settings.bootstrap_servers,
+            "request_timeout_ms": self.settings.request_timeout_ms,
+            **self._security,
         }
 
     def producer(self, transactional_id: str | None = None, *, linger_ms: int = 2) -> AIOKafkaProducer:
@@ -46,7 +49,7 @@ class KafkaClients:
         return AIOKafkaProducer(
             **self._common(),
             transactional_id=transactional_id,
-            transaction_timeout_ms=self._settings.transaction_timeout_ms,
+            transaction_timeout_ms=self.settings.transaction_timeout_ms,
             enable_idempotence=True,
             acks="all",
             linger_ms=linger_ms,
@@ -69,8 +72,8 @@ class KafkaClients:
             fetch_max_bytes=4 * FETCH,
             max_partition_fetch_bytes=FETCH,
             fetch_max_wait_ms=100,
-            session_timeout_ms=self._settings.session_timeout_ms,
-            heartbeat_interval_ms=self._settings.session_timeout_ms // 5,
+            session_timeout_ms=self.settings.session_timeout_ms,
+            heartbeat_interval_ms=self.settings.session_timeout_ms // 5,
             max_poll_interval_ms=600_000,
         )
 
@@ -95,6 +98,7 @@ def faststream_broker(settings: KafkaSettings) -> KafkaBroker:
 
     return KafkaBroker(
         settings.bootstrap_servers,
+        security=broker_security(settings),
         acks="all",
         enable_idempotence=True,
         compression_type="lz4",

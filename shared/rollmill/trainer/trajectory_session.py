@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError
 from rollmill.claims import Claims, StorageUnreachableError
 from rollmill.codec import decode
 from rollmill.errors import ConfigurationError, FatalError, PoisonRecordError
+from rollmill.kafka.access import refuse_settings
 from rollmill.kafka.clients import KafkaClients
 from rollmill.models import Outcome, Trajectory
 from rollmill.settings import KafkaSettings
@@ -76,6 +77,7 @@ class TrajectorySession:
             if self._writer is not None:
                 await self._claim(self._writer)
         except KafkaError as error:
+            await refuse_settings(self._settings)
             where = self._settings.bootstrap_servers
             raise FatalError(f"the stream cannot be opened at {where}: {type(error).__name__}: {error}") from error
 

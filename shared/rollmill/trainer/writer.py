@@ -9,6 +9,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from rollmill.errors import FatalError, FencedError
 from rollmill.failpoints import Failpoints
+from rollmill.kafka.access import refuse_settings
 from rollmill.kafka.clients import KafkaClients
 from rollmill.kafka.transaction import Offset, Outgoing, Transaction, TransactionFailedError, abandon, translate
 
@@ -50,6 +51,7 @@ class TransactionalWriter:
                 await producer.start()
         except Exception as error:
             await abandon(producer)
+            await refuse_settings(self._clients.settings)
             raise FatalError(f"{self.transactional_id}: no producer: {translate(error)}") from error
         self._producer = producer
 

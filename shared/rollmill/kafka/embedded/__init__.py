@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rollmill.kafka.embedded.blocking import running_kafka
 from rollmill.kafka.embedded.broker import EmbeddedKafka
-from rollmill.kafka.embedded.config import BrokerConfig, Listener
+from rollmill.kafka.embedded.config import BrokerConfig
+from rollmill.kafka.embedded.doors import Listener, User
 
-__all__ = ["BrokerConfig", "EmbeddedKafka", "Listener", "running_kafka"]
+__all__ = ["BrokerConfig", "EmbeddedKafka", "Listener", "User", "running_kafka"]

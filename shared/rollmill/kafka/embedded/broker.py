@@ -100,7 +100,7 @@ class EmbeddedKafka:
         self._ports = choose_ports(self.directory.ports, self.config.port)
         self.directory.write_configuration(self.config, self._ports)
         if not self.directory.is_formatted:
-            await asyncio.to_thread(format_storage, self.directory, java)
+            await asyncio.to_thread(format_storage, self.directory, java, self.config.users)
         self._process = self._spawn(java, held)
         os.ftruncate(held, 0)
         os.pwrite(held, str(self._process.pid).encode(), 0)

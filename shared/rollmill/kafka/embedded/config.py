@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+from rollmill.kafka.embedded.doors import Listener, User, properties
 
 MIB = 2**20
 INTERNAL_PARTITIONS = "4"
 """Of offsets and transaction state. Never changed for storage that exists: Kafka refuses another count."""
-
-
-class Listener(BaseModel):
-    """A further door for clients: those who come in here are told that the broker lives at ``advertised_port``.
-
-    A proxy stands there, so that one client's network can fail alone (RULES C6).
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(pattern=r"^[A-Z][A-Z0-9_]*$")
-    port: PositiveInt
-    advertised_port: PositiveInt
 
 
 class BrokerConfig(BaseModel):
@@ -34,6 +23,8 @@ class BrokerConfig(BaseModel):
     """For clients. None: a free one, taken again at the next start."""
     more_listeners: tuple[Listener, ...] = ()
     """Beside the one at ``port``, all on loopback."""
+    users: tuple[User, ...] = ()
+    """Created when the storage is; they come in through listeners with SASL."""
     message_max_bytes: PositiveInt = 10 * MIB
     """Of one record batch: the registry's largest record, its envelope, and what a dead letter adds."""
     heap_mb: PositiveInt = 512
@@ -68,7 +59,8 @@ class BrokerConfig(BaseModel):
             "transaction.max.timeout.ms": str(self.transaction_max_timeout_ms),
         }
         speeds = TEST_SPEEDS if self.test_mode else {}
-        return "".join(f"{key}={value}\n" for key, value in {**SINGLE_NODE, **addresses, **sizes, **speeds}.items())
+        all_of_it = {**SINGLE_NODE, **addresses, **properties(self.more_listeners, self.users), **sizes, **speeds}
+        return "".join(f"{key}={value}\n" for key, value in all_of_it.items())
 
 
 SINGLE_NODE = {
@@ -138,10 +130,11 @@ def log4j_properties(log_file: Path) -> str:
 
 def _addresses(broker_port: int, controller_port: int, more: tuple[Listener, ...]) -> dict[str, str]:
     own = {"PLAINTEXT": broker_port, "CONTROLLER": controller_port}
+    protocols = dict.fromkeys(own, "PLAINTEXT") | {door.name: door.protocol for door in more}
     return {
         "listeners": _doors({**own, **{door.name: door.port for door in more}}),
         "advertised.listeners": _doors({**own, **{door.name: door.advertised_port for door in more}}),
-        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*own, *(d.name for d in more))),
+        "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in protocols.items()),
         "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
     }
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rollmill.errors import ConfigurationError, FatalError
 from rollmill.kafka.embedded.config import BrokerConfig, log4j_properties
+from rollmill.kafka.embedded.doors import User, scram_arguments
 from rollmill.kafka.embedded.ports import Ports
 
 LOCK_POLL_SECONDS = 0.05
@@ -60,6 +61,7 @@ class DataDirectory(NamedTuple):
 
     def write_configuration(self, config: BrokerConfig, ports: Ports) -> None:
         text = config.server_properties(log_dir=self.logs, broker_port=ports.broker, controller_port=ports.controller)
+        self.server_properties.touch(mode=0o600)
         self.server_properties.write_text(text)
         self.log4j_properties.write_text(log4j_properties(self.broker_log))
 
@@ -102,10 +104,10 @@ def _in_use(directory: DataDirectory) -> str:
     )
 
 
-def format_storage(directory: DataDirectory, java: tuple[str, ...]) -> None:
+def format_storage(directory: DataDirectory, java: tuple[str, ...], users: tuple[User, ...] = ()) -> None:
     """Give the storage its identity. Done once: formatting what is formatted would be refused by Kafka."""
     arguments = ("kafka.tools.StorageTool", "format", "--standalone", "-t", new_cluster_id())
-    command = (*java, *arguments, "-c", str(directory.server_properties))
+    command = (*java, *arguments, *scram_arguments(users), "-c", str(directory.server_properties))
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
     if done.returncode != 0:
         raise FatalError(f"Formatting {directory.logs} failed:\n{done.stdout}{done.stderr}")

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from statistics import median
 from typing import Any
 
@@ -52,6 +53,14 @@ class Verdict:
         return self.balance is not None and self.balance.balanced and not self.balance.total.pending
 
     @property
+    def damaged(self) -> bool:
+        """Tokens are lost or doubled, and not only late."""
+        if self.balance is None:
+            return False
+        total, found = self.balance.total, self.findings
+        return bool(total.lost or total.doubled or found.doubled or (found.lost and not total.pending))
+
+    @property
     def passed(self) -> bool:
         return self.findings.clean and self.ledger_balanced and not self.violations
 
@@ -87,7 +96,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 def percentile_95(values: Sequence[float]) -> float:
     """The value that 95 of 100 do not exceed."""
     ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(0.95 * len(ranked)))] if ranked else 0.0
+    return ranked[ceil(0.95 * len(ranked)) - 1] if ranked else 0.0
 
 
 async def run_seed(stack: Stack, seed: int, faults: Sequence[Fault], pause: float) -> Verdict:
@@ -103,6 +112,8 @@ async def run_seed(stack: Stack, seed: int, faults: Sequence[Fault], pause: floa
         await asyncio.wait_for(working, DRAIN_SECONDS)
         (stack.trainer_directory / DRAIN).touch()
         verdict.balance = await _settled(stack)
+        if verdict.balance.balanced and verdict.balance.total.pending:
+            verdict.violations.append(f"{verdict.balance.total.pending} tokens are still under way: not settled")
         await _compare(stack, load, faults, verdict)
         if alarm.done():
             verdict.violations.append(alarm.result())

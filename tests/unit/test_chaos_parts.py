@@ -19,8 +19,9 @@ from chaos.mutations import Mutation
 from chaos.oracle import Findings, judge
 from chaos.proxy import Proxy
 from chaos.schedule import Fault, Kind, mutation_plan, plan
-from chaos.seed import percentile_95
+from chaos.seed import Verdict, percentile_95
 from rollmill.failpoints import Armed
+from rollmill.ledger import Balance, Totals
 from rollmill.models import Disposition, Outcome, PolicyVersion, Unit, outcome
 from rollmill.testing.processes import free_port
 from rollmill.testing.replay import Asked
@@ -129,6 +130,20 @@ def test_what_a_stage_said_twice_is_found() -> None:
     assert judge(seen(), proof, NOBODY).doubled == len(WHOLE[0].reply)
 
 
+def verdict(total: Totals, findings: Findings) -> Verdict:
+    return Verdict(1, Counter(), findings, Balance(total))
+
+
+def test_what_is_only_late_is_no_damage_and_does_not_pass() -> None:
+    late = verdict(Totals(captured=5, pending=5), Findings(lost=5))
+    assert not late.damaged
+    assert not late.passed
+    assert verdict(Totals(captured=5, lost=5), Findings(lost=5)).damaged
+    assert verdict(Totals(captured=5, trained=5), Findings(doubled=5)).damaged
+    assert verdict(Totals(captured=5, trained=5), Findings()).passed
+    assert not Verdict(1, Counter()).passed
+
+
 def test_steps_that_are_skipped_or_differ_are_found() -> None:
     proof = evidence(*WHOLE, traces=(trained(),))
     proof.steps, proof.digests = [0, 2], {"b0": {"x", "y"}}
@@ -165,8 +180,9 @@ def test_clocks_are_put_by_a_file(tmp_path: Path) -> None:
     assert failpoints_file(tmp_path, "builder-0").parent == tmp_path
 
 
-def test_of_twenty_numbers_the_largest_is_the_95th_percentile() -> None:
-    assert percentile_95([float(number) for number in range(20)]) == 19.0
+def test_of_twenty_numbers_the_nineteenth_is_the_95th_percentile() -> None:
+    assert percentile_95([float(number) for number in range(1, 21)]) == 19.0
+    assert percentile_95([3.0]) == 3.0
     assert percentile_95([]) == 0.0
 
 

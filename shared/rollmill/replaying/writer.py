@@ -76,22 +76,14 @@ class Driver:
         self._identity = task_identity(self.stage, self.number, self.settings)
         self._fold: Fold[Any] = Fold(self.stage, self._identity, self.settings)
         self._work = Work()
-        self._bytes = self._counted = 0
 
     async def feed(self, record: InputRecord) -> None:
         slot = f"{record.topic.name}/{record.partition}"
         self._fold.take(self._work, record, slot, self.stage.inputs.index(record.topic))
         self.positions[slot] = max(self.positions.get(slot, 0), record.offset + 1)
-        self._count()
-        if self._bytes > MAX_UNWRITTEN or self._work.inputs >= MAX_INPUTS:
+        if self._work.size > MAX_UNWRITTEN or self._work.inputs >= MAX_INPUTS:
             await self.flush()
         await asyncio.sleep(0)  # what is fetched beside this has its turn
-
-    def _count(self) -> None:
-        """Only what came last: sizes of thousands of records are not summed up for each of them."""
-        records = self._work.records
-        self._bytes += sum(record.size for record in records[self._counted :])
-        self._counted = len(records)
 
     async def tick(self, now: float) -> list[tuple[Outgoing, int]]:
         """Let the stage look at the time; returns what it sent, with offsets."""
@@ -103,7 +95,6 @@ class Driver:
     async def flush(self) -> list[tuple[Outgoing, int]]:
         """Commit what was done since the last time."""
         work, self._work = self._work, Work()
-        self._bytes = self._counted = 0
         if not (work.records or work.inputs):
             return []
         position = Position(dict(self.positions), self._fold.budget.level)

@@ -31,10 +31,12 @@ class Work:
     counts: dict[str, int] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     inputs: int = 0
+    size: int = 0
+    """Bytes of the records, counted as they come: it is asked for after each input."""
 
-    @property
-    def size(self) -> int:
-        return sum(record.size for record in self.records)
+    def add(self, records: Sequence[Outgoing]) -> None:
+        self.records += records
+        self.size += sum(record.size for record in records)
 
     def count(self, counts: Mapping[str, int]) -> None:
         for name, amount in counts.items():
@@ -118,8 +120,8 @@ class Fold(Generic[V]):
     def _add(self, work: Work, effects: Effects, outputs: Sequence[Outgoing], origin: str) -> None:
         changelog = self._identity.changelog
         changes = self.state.stage(effects, origin)
-        work.records += outputs
-        work.records += [changelog_outgoing(change, changelog.topic, changelog.partition) for change in changes]
+        work.add(outputs)
+        work.add([changelog_outgoing(change, changelog.topic, changelog.partition) for change in changes])
         work.count(effects.counts)
 
     def _fresh_budget(self, level: float) -> DeadLetterBudget:

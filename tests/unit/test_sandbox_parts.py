@@ -9,10 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.errors import InfrastructureError
-from rollmill.strategies.sandbox import Ending, Job, JobLimits, NoSandbox, Output, SandboxUnavailableError, Step
+from rollmill.strategies.sandbox import (
+    Ending,
+    Job,
+    JobLimits,
+    JobOutcome,
+    NoSandbox,
+    Output,
+    Sandbox,
+    SandboxUnavailableError,
+    Step,
+)
 from rollmill_evaluator.sandbox import seccomp
 from rollmill_evaluator.sandbox.cgroups import ControlGroups
-from rollmill_evaluator.sandbox.choosing import SandboxOptions, local_sandbox
+from rollmill_evaluator.sandbox.choosing import Chosen, SandboxOptions, local_sandbox
 from rollmill_evaluator.sandbox.docker import Docker
 from rollmill_evaluator.sandbox.outcomes import outcome_of
 from rollmill_evaluator.sandbox.output import CappedOutput
@@ -159,6 +169,28 @@ async def test_a_machine_whose_system_calls_are_not_known_has_no_sandbox(monkeyp
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(SandboxUnavailableError, match="no seccomp filter is known for riscv64"):
         await local_sandbox(SandboxOptions(bwrap=Path("/bin/true"))).run(JOB)
+
+
+async def test_a_sandbox_that_was_not_there_is_looked_for_again_and_then_kept() -> None:
+    looked: list[int] = []
+
+    async def find() -> Sandbox:
+        looked.append(1)
+        return NoSandbox("not yet") if len(looked) == 1 else Found()
+
+    chosen = Chosen("late", find, jobs=1, again_seconds=0.0)
+    with pytest.raises(SandboxUnavailableError, match="not yet"):
+        await chosen.run(JOB)
+    for _ in range(2):
+        assert (await chosen.run(JOB)).ending is Ending.EXITED
+    assert len(looked) == 2
+    patient = Chosen("never", local_sandbox(SandboxOptions(bwrap=Path("/bin/true"))).find, jobs=1)
+    assert await patient.found() is await patient.found()
+
+
+class Found:
+    async def run(self, job: Job) -> JobOutcome:  # noqa: ARG002  # the protocol's signature
+        return JobOutcome(Ending.EXITED, 0.0)
 
 
 async def test_a_program_that_is_no_bubblewrap_is_none() -> None:

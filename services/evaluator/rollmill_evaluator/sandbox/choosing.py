@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,12 +41,17 @@ class SandboxOptions:
 
 @dataclass
 class Chosen:
-    """A `Sandbox` that is looked for once, when first needed, and that runs at most ``jobs`` jobs at once."""
+    """A `Sandbox` that is looked for when first needed, and that runs at most ``jobs`` jobs at once.
+
+    Once found it is kept; where there was none, it is looked for again after a while.
+    """
 
     name: str
     find: Callable[[], Awaitable[Sandbox]]
     jobs: int
+    again_seconds: float = 60.0
     _found: Sandbox | None = None
+    _looked_at: float = -math.inf
     _places: asyncio.Semaphore = field(init=False)
     _finding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -58,11 +65,15 @@ class Chosen:
 
     async def found(self) -> Sandbox:
         async with self._finding:
-            if self._found is None:
+            if self._found is None or self._is_due():
                 self._found = await self.find()
+                self._looked_at = time.monotonic()
                 why = self._found.why if isinstance(self._found, NoSandbox) else None
                 log.info("sandbox", sandbox=self.name, available=why is None, why=why)
         return self._found
+
+    def _is_due(self) -> bool:
+        return isinstance(self._found, NoSandbox) and time.monotonic() - self._looked_at >= self.again_seconds
 
 
 def local_sandbox(options: SandboxOptions) -> Chosen:

@@ -76,8 +76,10 @@ class Docker:
             async with asyncio.timeout(ENGINE_SECONDS):
                 said, complaint = await process.communicate(stdin)
         except TimeoutError as error:
-            process.kill()
             raise InfrastructureError(SANDBOX_FAILED, f"{self.program} {arguments[0]} does not answer") from error
+        finally:
+            if process.returncode is None:
+                process.kill()
         if process.returncode:
             detail = complaint.decode(errors="replace").strip()[-1000:]
             raise InfrastructureError(SANDBOX_FAILED, f"{self.program} {arguments[0]}: {detail}")

@@ -17,7 +17,13 @@ from rollmill.kafka.admin import apply_topics
 from rollmill.kafka.clients import KafkaClients, faststream_broker
 from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass, StrategyRegistry
+from rollmill.strategies import (
+    BaseTrajectoryEvaluator,
+    EvaluationContext,
+    ResourceClass,
+    StrategyRegistry,
+    evaluator_registry,
+)
 from rollmill.telemetry.clock import SystemClock
 from rollmill.telemetry.health import Health
 from rollmill.telemetry.metrics import Metrics
@@ -206,9 +212,9 @@ async def ends(settings: EvaluatorSettings) -> dict[int, int]:
         return {place.partition: offset for place, offset in (await consumer.end_offsets(places)).items()}
 
 
-async def test_the_service_answers_every_session_and_commits_to_the_end(settings: EvaluatorSettings) -> None:
-    sessions = names(12)
-    await build(settings, [built(name, "session_completed", "reported") for name in sessions])
+@asynccontextmanager
+async def working(settings: EvaluatorSettings) -> AsyncIterator[ServiceContext]:
+    """The evaluator's worker as it runs in its process; drained at the end."""
     context = ServiceContext(
         settings=settings,
         clients=KafkaClients(settings),
@@ -221,18 +227,47 @@ async def test_the_service_answers_every_session_and_commits_to_the_end(settings
     await context.broker.start()
     running = asyncio.create_task(work(context))
     try:
-        said = await evaluations(settings, 24)
-        assert context.health.readiness()[0] == 200
-        await until_committed(settings, 0, Mark((await ends(settings))[0]))
+        yield context
     finally:
         context.stop.set()
         await asyncio.wait_for(running, WAIT)
         await context.broker.stop()
+
+
+async def test_the_service_answers_every_session_and_commits_to_the_end(settings: EvaluatorSettings) -> None:
+    sessions = names(12)
+    await build(settings, [built(name, "session_completed", "reported") for name in sessions])
+    async with working(settings) as context:
+        said = await evaluations(settings, 24)
+        assert context.health.readiness()[0] == 200
+        await until_committed(settings, 0, Mark((await ends(settings))[0]))
     assert {(item.session_id, item.outcome_reward, item.not_graded) for item in said} == {
         found for name in sessions for found in ((name, 1.0, None), (name, None, "not_reported"))
     }
     assert len({item.evaluation_id for item in said}) == 24
     assert {number: mark.offset for number, mark in (await committed(settings)).items()} == await ends(settings)
+
+
+class Hangs(BaseTrajectoryEvaluator):
+    """Never answers by itself."""
+
+    async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:  # noqa: ARG002  # the base's signature
+        await asyncio.Event().wait()
+        return EvalResult()
+
+
+async def test_a_class_that_takes_no_more_starves_no_other(settings: EvaluatorSettings) -> None:
+    """In one process: more hanging evaluations than there is room for, and every session's quick one is said."""
+    evaluator_registry().register("hangs", Hangs)
+    tight = settings.model_copy(update={"evaluator_records": 2, "evaluator_concurrency": 2, "drain_seconds": 2.0})
+    sessions = names(12)
+    await build(tight, [built(name, "hangs", "session_completed") for name in sessions])
+    async with working(tight):
+        said = await evaluations(tight, 12)
+        for number, end in (await ends(tight)).items():
+            await until_committed(tight, number, Mark(end))
+    assert {item.session_id for item in said} == set(sessions)
+    assert {item.evaluator for item in said} == {"session_completed"}
 
 
 async def test_a_slow_session_blocks_no_other_and_a_crash_repeats_only_what_was_running(

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,19 @@ async def test_jobs_run_beside_each_other_and_never_hold_up_the_loop(run: Run) -
     assert [outcome.output.text for outcome in await outcomes] == [f"{number}\n" for number in range(6)]
     assert time.monotonic() - began < 10
     assert beats > 20
+
+
+async def test_tools_are_where_they_are_outside_and_read_only(
+    sandbox_options: SandboxOptions, public_path: Path, sandbox: Sandbox
+) -> None:
+    (public_path / "tool").write_text("echo made")
+    (public_path / "tool").chmod(0o755)
+    mine = await local_sandbox(replace(sandbox_options, tools=(public_path, Path("/usr/lib")))).found()
+    tool = public_path / "tool"
+    outcome = await mine.run(Job((Step.shell("a", f"sh {tool}; echo x > {tool}; ls {public_path.parent}"),)))
+    assert outcome.output.text.startswith("made\n")
+    assert tool.read_text() == "echo made"
+    assert type(mine) is type(sandbox)
 
 
 async def test_a_job_that_cannot_be_is_refused(sandbox: Sandbox) -> None:

@@ -81,9 +81,9 @@ class Bubblewrap:
             *ISOLATION,
             *_environment(job.environment),
             *_system(),
-            *_bound(tool for tool in self.tools if not _below(tool, Path("/usr"))),
             *_devices(),
             *_writable(job.limits),
+            *_bound(tool for tool in self.tools if not _below(tool, Path("/usr"))),  # they may lie below /tmp
             *("--symlink", WORK, TESTBED),
             *(word for path, source in job.mounts.items() for word in ("--ro-bind", str(source), path)),
             *(word for path, memory in descriptors.items() for word in ("--ro-bind-data", str(memory.number), path)),

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from rollmill.codec import encode
 from rollmill.errors import InvalidInputError
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory
 from rollmill.signing import ANSWER_HEADER, HEADER, sign, sign_answer, verify, verify_answer
@@ -20,10 +21,14 @@ from rollmill.strategies import (
     validate_session_spec,
 )
 from rollmill.telemetry.clock import SystemClock
+from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.services import Asked, Reply, Script, ScriptedService, in_turn, scripted_service
 from rollmill.testing.trajectories import sample_trace
-from rollmill_evaluator.answering import class_of
+from rollmill_evaluator.answering import Answering, class_of
 from rollmill_evaluator.grading import Grader, Limits
+from rollmill_evaluator.group import Received
+from rollmill_evaluator.settings import EvaluatorSettings
+from rollmill_evaluator.worker import surroundings
 
 LIMITS = Limits(seconds=20.0, attempts=3, retry_seconds=0.0, bytes=2**20)
 KEY = "a shared key"
@@ -360,6 +365,57 @@ def test_a_composite_belongs_to_the_heaviest_of_its_parts() -> None:
     for parts, expected in classes:
         spec = EvaluatorSpec(strategy="composite", config={"parts": parts})
         assert class_of(evaluator_registry(), spec) is expected
+
+
+# ---- who answers what ------------------------------------------------------------------------------------------------
+
+
+async def answered_by(resource_class: ResourceClass | None, *specs: EvaluatorSpec) -> set[str]:
+    said: set[str] = set()
+
+    async def publish(_: str, value: bytes) -> None:
+        said.add(orjson.loads(value)["evaluator"])
+
+    answering = Answering(
+        Grader(evaluator_registry(), LIMITS, SystemClock()),
+        publish,
+        Metrics("evaluator"),
+        partitions=1,
+        concurrency=1,
+        resource_class=resource_class,
+    )
+    value = encode(session(spec=SessionSpec(evaluators=specs)))
+    await answering.answer(Received(0, 0, value, ()))
+    return said
+
+
+async def test_each_evaluator_is_answered_by_its_class_and_an_external_one_by_nobody() -> None:
+    specs = (
+        EvaluatorSpec(strategy="session_completed"),
+        EvaluatorSpec(strategy="external", name="eve"),
+        EvaluatorSpec(strategy="nobody:Knows"),
+        EvaluatorSpec(strategy="http", config={"url": "http://127.0.0.1:1"}),
+        EvaluatorSpec(strategy="gives", config={"outcome_reward": 1.0}),
+        EvaluatorSpec(strategy="test_on_output", config={"wrong": True}),
+    )
+    answers = {each: await answered_by(each, *specs) for each in ResourceClass}
+    assert answers == {
+        ResourceClass.LIGHT: {"session_completed", "nobody.Knows", "test_on_output"},
+        ResourceClass.REMOTE: {"http"},
+        ResourceClass.CUSTOM: {"gives"},
+        ResourceClass.SANDBOX: set(),
+    }
+    assert await answered_by(None, *specs) == set().union(*answers.values())
+
+
+def test_keys_of_services_come_from_the_settings_and_are_not_shown() -> None:
+    settings = EvaluatorSettings.model_validate(
+        {"evaluator_services": {"rewards": {"url": "https://r.example", "api_key": "k1", "signing_key": KEY}}}
+    )
+    assert "k1" not in repr(settings)
+    assert KEY not in repr(settings)
+    found = surroundings(settings).services["rewards"]
+    assert (found.url, found.api_key, found.signing_key) == ("https://r.example", "k1", KEY)
 
 
 # ---- validation when a session opens ---------------------------------------------------------------------------------

@@ -104,6 +104,14 @@ def test_b093_step_rewards_and_the_outcome_are_counted_once() -> None:
     assert merged.evaluation["shaping"] == "rest_at_last_sampled_token"
 
 
+def test_b059_a_reward_goes_to_the_turn_that_it_names_and_to_no_other() -> None:
+    """Two agents called side by side: the reward of the first call is its own, whatever came in between."""
+    merged = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [said("judge", turn_rewards=((0.8, None, None), None))])
+    assert [[turn.reward for turn in trace.turns] for trace in merged.traces] == [[0.8, None, None], [None] * 3]
+    assert [trace.token_rewards is not None and trace.token_rewards.argmax() for trace in merged.traces] == [1, 0]
+    assert rewards(merged) == [0.8, 0.0]
+
+
 def test_an_outcome_goes_once_to_the_last_trace_and_trace_rewards_to_their_own() -> None:
     inside = {"turn_rewards": (None, (None, 2.0, None))}
     outcome = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [said("judge", outcome_reward=1.0, **inside)])

@@ -15,12 +15,12 @@ from chaos.trainer import SEEN
 LONGEST = 60.0
 POLL_SECONDS = 0.1
 COUNTERS = {
-    "capture": "rollmill_capture_calls_total",
-    "builder-0": "rollmill_builder_records_total",
-    "builder-1": "rollmill_builder_records_total",
+    "capture": "rollmill_calls_total",
+    "builder-0": "rollmill_records_total",
+    "builder-1": "rollmill_records_total",
     "evaluator": "rollmill_evaluator_records_total",
-    "reward-merger": "rollmill_reward_merger_records_total",
-    "batcher": "rollmill_batcher_records_total",
+    "reward-merger": "rollmill_records_total",
+    "batcher": "rollmill_records_total",
 }
 
 

@@ -18,7 +18,7 @@ from rollmill.strategies.sandbox import NoSandbox, Sandbox
 from rollmill_evaluator.sandbox.choosing import SandboxOptions, container_sandbox, local_sandbox
 from rollmill_evaluator.settings import EvaluatorSettings
 
-pytest_plugins = ["rollmill.testing.kafka"]
+pytest_plugins = ["rollmill.testing.kafka", "rollmill.testing.prometheus"]
 
 SLOW = [HealthCheck.too_slow]
 

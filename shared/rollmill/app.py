@@ -110,7 +110,7 @@ def _context(service: Service) -> ServiceContext:
         broker=faststream_broker(service.settings),
         clock=SystemClock(),
         stop=asyncio.Event(),
-        metrics=Metrics(service.name),
+        metrics=Metrics(service.name, service.settings.prefix, strict=False),
         health=Health(),
         failpoints=Failpoints.parse(service.settings.failpoints),
     )

@@ -113,7 +113,7 @@ class Member:
         await asyncio.wait([self.running])
 
     def partitions(self) -> float:
-        return self.metrics.registry.get_sample_value("rollmill_evaluator_partitions_assigned") or 0.0
+        return self.metrics.registry.get_sample_value("rollmill_partitions_assigned", {"reads": "built"}) or 0.0
 
 
 @asynccontextmanager
@@ -365,7 +365,7 @@ async def test_an_unreadable_record_is_passed_over(settings: EvaluatorSettings) 
     async with member(settings, gates) as one:
         assert [item.session_id for item in await evaluations(settings, 1)] == [name]
         await one.drain()
-        assert one.metrics.registry.get_sample_value("rollmill_evaluator_unreadable_records_total") == 3
+        assert one.metrics.registry.get_sample_value("rollmill_unreadable_records_total") == 3
     assert (await committed(settings))[2] == Mark((await ends(settings))[2])
 
 

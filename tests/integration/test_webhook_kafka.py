@@ -89,7 +89,7 @@ def ids(requests: list[Asked]) -> list[str]:
 
 
 def counted(context: ServiceContext, name: str, **labels: str) -> float:
-    return context.metrics.registry.get_sample_value(f"rollmill_evaluator_{name}_total", labels) or 0.0
+    return context.metrics.registry.get_sample_value(f"rollmill_{name}_total", labels) or 0.0
 
 
 async def test_each_result_is_told_signed_and_a_restart_tells_only_what_is_new(settings: EvaluatorSettings) -> None:

@@ -219,7 +219,7 @@ class Answered:
         await self.answering.answer(Received(home if partition is None else partition, 0, value, ()))
 
     def counted(self, name: str) -> float | None:
-        return self.metrics.registry.get_sample_value(f"rollmill_evaluator_{name}_total")
+        return self.metrics.registry.get_sample_value(f"rollmill_{name}_total")
 
 
 async def test_a_record_is_answered_by_every_evaluator_of_its_spec() -> None:

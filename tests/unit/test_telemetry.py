@@ -62,15 +62,16 @@ def test_a_failure_takes_live_and_ready_down(server: HealthServer, health: Healt
     assert get(server, "/ready")[0] == 503
 
 
-def test_metrics_are_scraped_under_the_service_name(server: HealthServer, metrics: Metrics) -> None:
-    metrics.count("records", 3)
+def test_metrics_are_scraped_with_component_and_prefix(server: HealthServer, metrics: Metrics) -> None:
+    metrics.count("records", 3, topic="built")
     metrics.gauge("lag_records", 7, topic="built", partition="0")
     metrics.observe("transaction_seconds", 0.004)
     status, text = get(server, "/metrics")
     assert status == 200
-    assert "rollmill_reward_merger_records_total 3.0" in text
-    assert 'rollmill_reward_merger_lag_records{partition="0",topic="built"} 7.0' in text
-    assert 'rollmill_reward_merger_transaction_seconds_bucket{le="0.005"} 1.0' in text
+    own = 'component="reward-merger"'
+    assert f'rollmill_records_total{{{own},prefix="",topic="built"}} 3.0' in text
+    assert f'rollmill_lag_records{{{own},partition="0",prefix="",topic="built"}} 7.0' in text
+    assert f'rollmill_transaction_seconds_bucket{{{own},le="0.005",prefix=""}} 1.0' in text
 
 
 def test_an_unknown_path_names_the_known_ones(server: HealthServer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rollmill.models import Cut, Disposition, outcome
@@ -26,7 +26,7 @@ from rollmill_batcher.held import (
 )
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.refills import refill_requests
-from rollmill_batcher.reports import member_counts, trace_counts
+from rollmill_batcher.reports import ages, counts_of
 from rollmill_batcher.rules import Rules
 from rollmill_batcher.standing import JudgedGroup
 from rollmill_batcher.steps import MicroBatch, micro_batches
@@ -84,7 +84,8 @@ def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rule
         ),
         deltas=(*deltas, progress_delta(_advanced(progress, recorded))),
         ends=(*map(group_key, left), *forgotten),
-        counts=_counts(decision, batches),
+        counts=counts_of(decision, batches),
+        observed={"age_at_cut_seconds": ages(decision.step_members, cut.now)},
     )
 
 
@@ -146,15 +147,3 @@ def laid_out(rules: Rules, progress: Progress) -> Rules:
 
 def _step_key(step: int) -> str:
     return f"{step:012d}"
-
-
-def _counts(decision: Decision, batches: Sequence[MicroBatch]) -> dict[str, int]:
-    counts = {"cuts": 1, "steps": int(bool(decision.step)), "micro_batches": len(batches)}
-    counts["fillers"] = sum(batch.filler for batch in batches)
-    counts["tokens_batched"] = sum(batch.tokens for batch in batches)
-    counts["tokens_excluded"] = sum(decision.tokens_excluded.values())
-    for group in decision.closed:
-        name = f"groups_{group.state.value}"
-        counts[name] = counts.get(name, 0) + 1
-    counts |= member_counts(decision.closed) | trace_counts(decision.closed)
-    return {name: count for name, count in counts.items() if count}

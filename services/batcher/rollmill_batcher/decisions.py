@@ -55,6 +55,11 @@ class Decision:
         return bool(self.closed)
 
     @property
+    def step_members(self) -> Iterator[Trajectory]:
+        """The rollouts of the step's groups."""
+        return (member for group in self.step for member in group.group.members)
+
+    @property
     def tokens_excluded(self) -> dict[str, int]:
         """By reason, sorted."""
         tokens: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rollmill.errors import PoisonRecordError
@@ -34,9 +35,11 @@ from rollmill_batcher.held import (
     progress_of,
     slim,
     step_ends,
+    step_members,
 )
 from rollmill_batcher.placing import placed_anew
 from rollmill_batcher.progress import Progress
+from rollmill_batcher.reports import ages
 from rollmill_batcher.rules import Rules
 
 TRAINER_EVENTS = StepAcknowledged | Rewound | EndOfStream | StepsReturned | StepsPlaced
@@ -112,20 +115,27 @@ class BatcherStage(Stage[Held]):
         if isinstance(event, StepAcknowledged) and event.placement < progress.placement:
             return Effects(counts={"acknowledgements_of_void_records": 1})
         _check(progress, event)
-        return self._released(state, progress, progress.heard(event), event.type)
+        return self._released(state, progress, progress.heard(event), event)
 
-    def _released(self, state: StateView[Held], before: Progress, after: Progress, name: str) -> Effects:
+    def _released(
+        self, state: StateView[Held], before: Progress, after: Progress, event: StepAcknowledged | Rewound | EndOfStream
+    ) -> Effects:
         """The groups of steps that are done leave the state."""
         kept_from = max(after.kept_from, after.acks.acknowledged - self._rules.returnable_steps)
-        moved = _moved(before, after.replace(kept_from=kept_from), name)
-        return replace(moved, ends=step_ends(state, range(after.kept_from, kept_from)))
+        moved = _moved(before, after.replace(kept_from=kept_from), event.type)
+        done = range(before.acks.acknowledged, after.acks.acknowledged)
+        observed = {"age_at_hand_over_seconds": ages(step_members(state, done), event.at)} if done else {}
+        return replace(moved, ends=step_ends(state, range(after.kept_from, kept_from)), observed=observed)
+
+    def gauges(self, state: StateView[Held]) -> Mapping[str, float]:
+        return {"groups_open": sum(1 for _ in groups(state)), "steps_queued": progress_of(state).queued_steps}
 
 
 def _refused(trajectory: Trajectory, reason: str, deltas: tuple[Delta, ...] = ()) -> Effects:
     """Never batched, and said so at once. A repeat says the same again, with the same id."""
     exclusion = excluded(trajectory, reason)
     emits = (exclusion_emit(exclusion, trajectory.closed_at),) if exclusion.units else ()
-    return Effects(emits, deltas, counts={"trajectories": 1, "tokens_excluded": exclusion.tokens, reason: 1})
+    return Effects(emits, deltas, counts={"trajectories": 1, f"excluded_{reason}": exclusion.tokens, reason: 1})
 
 
 def _evaluated(trajectory: Trajectory) -> Effects:

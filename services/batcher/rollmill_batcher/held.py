@@ -98,6 +98,13 @@ def step_ends(state: StateView[Held], numbers: Iterable[int]) -> tuple[str, ...]
     return tuple(key for each in steps for key in (step_key(each.cut.step), *map(group_key, each.cut.groups)))
 
 
+def step_members(state: StateView[Held], numbers: Iterable[int]) -> Iterator[Trajectory]:
+    """The rollouts of steps that are still held."""
+    steps = filter(None, (step_of(state, number) for number in numbers))
+    held = filter(None, (group_of(state, group_id) for step in steps for group_id in step.cut.groups))
+    return (member for group in held for member in group.members)
+
+
 def group_key(group_id: str) -> str:
     return f"{GROUP}{group_id}"
 

@@ -1,17 +1,46 @@
-"""Counters of closed groups: members by how they ended, traces by length and age."""
+"""What a cut measures: members of closed groups by how they ended, traces by length, tokens by staleness, ages."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from rollmill.models import TrajectoryStatus
+from rollmill.models import Trajectory, TrajectoryStatus
+from rollmill_batcher.decisions import Decision
 from rollmill_batcher.eligibility import STALE, MemberVerdict, TraceVerdict
 from rollmill_batcher.standing import JudgedGroup
+from rollmill_batcher.steps import MicroBatch
 
 LENGTHS = (1024, 4096, 16384, 65536)
 """Upper bounds of the length buckets, in tokens of prompt and response."""
+MOST_STALE = 8
+"""Tokens of a higher staleness are counted as ``more``."""
+
+
+def counts_of(decision: Decision, batches: Sequence[MicroBatch]) -> dict[str, float]:
+    """The counts of a cut by name, without those that are 0."""
+    counts = {"cuts": 1, "steps": int(bool(decision.step)), "micro_batches": len(batches)}
+    counts["fillers"] = sum(batch.filler for batch in batches)
+    counts["tokens_batched"] = sum(batch.tokens for batch in batches)
+    counts |= {f"excluded_{reason}": tokens for reason, tokens in decision.tokens_excluded.items()}
+    counts |= Counter(f"groups_{group.state.value}" for group in decision.closed)
+    counts |= member_counts(decision.closed) | trace_counts(decision.closed)
+    counts |= staleness_counts(batches[0].staleness if batches else {})
+    return {name: count for name, count in counts.items() if count}
+
+
+def staleness_counts(tokens: Mapping[int, int]) -> dict[str, int]:
+    """``staleness_2``: trained tokens of that staleness; one below 0 (of a version not announced yet) counts as 0."""
+    counts = Counter({"token_staleness": sum(max(age, 0) * number for age, number in tokens.items())})
+    for age, number in tokens.items():
+        counts[f"staleness_{max(age, 0) if age <= MOST_STALE else 'more'}"] += number
+    return dict(counts)
+
+
+def ages(members: Iterable[Trajectory], now: float) -> tuple[float, ...]:
+    """Seconds from the end of each rollout's sampling; 0 where another machine's clock is ahead."""
+    return tuple(max(0.0, now - member.closed_at) for member in members)
 
 
 def member_counts(closed: Iterable[JudgedGroup]) -> dict[str, int]:

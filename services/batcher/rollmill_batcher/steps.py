@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollmill.models import BatchHeader, Cut, Trace
@@ -31,6 +31,8 @@ class MicroBatch:
     filler: bool
     content: str
     """Digest of what the step trains, the same for each of its records and for any number of ranks."""
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    """Trained tokens of the whole step by staleness."""
 
 
 def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rules: Rules) -> tuple[MicroBatch, ...]:
@@ -136,4 +138,5 @@ def _records(
             named = header.model_copy(update={"rank": rank, "micro_batch": number, "filler": not members})
             tensors = pack(own, forms)
             tokens = sum(row.tokens for row in header.table if (row.rank, row.micro_batch) == (rank, number))
-            yield MicroBatch(rank, number, dump(named, tensors), tokens, not members, content)
+            payload = dump(named, tensors)
+            yield MicroBatch(rank, number, payload, tokens, not members, content, header.staleness_histogram)

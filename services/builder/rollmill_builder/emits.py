@@ -94,7 +94,6 @@ def close_counts(trajectory: Trajectory) -> dict[str, int]:
     counts["sessions_failed"] = trajectory.error is not None
     counts["sessions_unmerged"] = trajectory.metadata.get("merge_ratio") == 1.0 and len(trajectory.traces) > 1
     for item in trajectory.excluded:
-        counts["tokens_excluded"] += item.tokens
         counts["excluded_" + reason_code(item.reason)] += item.tokens
     for trace in trajectory.traces:
         counts.update(_trace_counts(trace))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -184,6 +184,9 @@ class BuilderStage(Stage[BuilderState]):
             counts=emits.close_counts(trajectory),
         )
 
+    def gauges(self, state: StateView[BuilderState]) -> Mapping[str, float]:
+        return {"sessions_open": sum(isinstance(value, OpenSession) for _, value in state.items())}
+
     def _sweep(self, state: StateView[BuilderState], now: float) -> tuple[tuple[str, ...], tuple[Delta, ...]]:
         """Markers that are old enough to go, looked for a few times per window; time is the closing records' own.
 
@@ -224,5 +227,5 @@ def _after_the_end(key: str, marker: Closed, event: Event) -> Effects:
         return Effects(counts={"duplicates": 1})
     later = encode(marker.with_late(event.completion_id))
     tokens = sum(unit.tokens for unit in captured_units(event))
-    counts = {"late": 1, "tokens_captured": tokens, "tokens_excluded": tokens}
+    counts = {"late": 1, "tokens_captured": tokens, "excluded_late": tokens}
     return Effects(emits.late(event), (Delta(marker_key(key), later, replaces=True),), counts=counts)

@@ -105,6 +105,8 @@ class LogSink:
             if spool is None:
                 raise
             await self._put(spool, Spooled(topic.name, key, value))
+        else:
+            self._wrote(topic.name)
 
     async def tell(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
         if self.away or (self.spool is not None and self.spool.holds(key)):
@@ -114,6 +116,7 @@ class LogSink:
         except NotAcknowledgedError as error:
             self._lose(error)
             raise
+        self._wrote(topic.name)
 
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
@@ -164,6 +167,8 @@ class LogSink:
             return False
         else:
             self._find()
+            for record in batch:
+                self._wrote(record.topic)
             await self.spool.remove(batch)
         self._show(self.spool)
         return True
@@ -188,6 +193,7 @@ class LogSink:
             except NotAcknowledgedError:
                 return
             else:
+                self._wrote(record.topic)
                 await spool.remove([record])
 
     async def _put(self, spool: Spool, record: Spooled) -> None:
@@ -215,6 +221,9 @@ class LogSink:
             structlog.get_logger().info("Kafka is back")
         self.away = False
         self.metrics.gauge("kafka_away", 0)
+
+    def _wrote(self, topic: str) -> None:
+        self.metrics.count("written_records", topic=topic)
 
     def _show(self, spool: Spool) -> None:
         self.metrics.gauge("spool_bytes", spool.used)

@@ -16,7 +16,7 @@ from rollmill.failpoints import Failpoint, Failpoints
 from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, ResourceClass, StrategyRegistry
 from rollmill.telemetry.metrics import Metrics
-from rollmill.topics import partition_of
+from rollmill.topics import EVALUATIONS, partition_of
 from rollmill_evaluator.content import content_of
 from rollmill_evaluator.grading import Grader, wire
 from rollmill_evaluator.group import Received
@@ -93,6 +93,7 @@ class Answering:
 
     def _count(self, evaluation: Evaluation, spec: EvaluatorSpec) -> None:
         verdict = "graded" if evaluation.not_graded is None else "not_graded"
+        self.metrics.count("written_records", topic=EVALUATIONS.name)
         self.metrics.count("evaluations", evaluator=spec.strategy, verdict=verdict)
         self.metrics.observe("evaluation_seconds", evaluation.duration_seconds or 0.0, evaluator=spec.strategy)
         if evaluation.not_graded is not None:

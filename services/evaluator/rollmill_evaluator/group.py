@@ -81,9 +81,9 @@ class Group:
         metrics: Metrics,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """``labels``: of the metrics, where several groups run in one process."""
+        """``labels``: of the metrics, where several groups run in one process: ``reads`` names this one."""
         self._handle, self._limits, self._metrics = handle, limits, metrics
-        self._labels = dict(labels or {})
+        self._labels = {"reads": topic.name, **(labels or {})}
         self._group_id = group_id
         self._topic, self._topic_name = topic, topic.full_name(prefix)
         self._consumer: AIOKafkaConsumer = clients.consumer(group_id=group_id, reset="earliest")
@@ -171,7 +171,7 @@ class Group:
                 progress.pass_to(position)
                 lag = max(0, (self._consumer.highwater(place) or position) - position)
                 self._metrics.gauge(
-                    "lag_records", lag, topic=self._topic.name, partition=str(place.partition), **self._labels
+                    "evaluator_lag_records", lag, topic=self._topic.name, partition=str(place.partition), **self._labels
                 )
 
     async def _show_life(self) -> None:
@@ -201,7 +201,7 @@ class Group:
         try:
             await self._handle(received)
             progress.finish(received.offset)
-            self._metrics.count("records", 1, **self._labels)
+            self._metrics.count("evaluator_records", 1, **self._labels)
         finally:
             self._bytes -= received.size
 

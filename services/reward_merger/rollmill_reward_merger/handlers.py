@@ -68,6 +68,9 @@ class RewardMergerStage(Stage[Held]):
         emits = tuple(Emit(EVALUATIONS, item.session_id, item, partition=view.partition) for item in due)
         return Effects(emits=emits, counts={"timers_asked": len(emits)} if emits else {})
 
+    def gauges(self, state: StateView[Held]) -> Mapping[str, float]:
+        return {"trajectories_held": sum(isinstance(value, Built) for _, value in state.items())}
+
     def _home(self, value: Trajectory | Evaluation) -> int:
         return partition_of(value.session_id.encode(), self._partitions)
 
@@ -158,10 +161,13 @@ def _answer(key: str, evaluation: Evaluation, *, went_on: bool = False) -> Delta
 
 def _emits(
     trajectory: Trajectory, said: tuple[Evaluation, ...], largest: int, *, after: int
-) -> tuple[tuple[Emit, ...], Mapping[str, int]]:
+) -> tuple[tuple[Emit, ...], Mapping[str, float]]:
     merged = revisions(trajectory, said, after=after)
     graded = sum(item.graded for item in merged)
-    counts = {"trajectories": len(merged), "graded": graded, "ungraded": len(merged) - graded}
+    counts: dict[str, float] = {"trajectories": len(merged), "graded": graded, "ungraded": len(merged) - graded}
+    rewards = [item.outcome_reward for item in merged if item.outcome_reward is not None]
+    counts["reward_positive"] = sum(reward for reward in rewards if reward > 0)
+    counts["reward_negative"] = -sum(reward for reward in rewards if reward < 0)
     return tuple(_emit(item, largest) for item in merged), {name: amount for name, amount in counts.items() if amount}
 
 
@@ -182,7 +188,7 @@ def _close(
     said: tuple[Evaluation, ...],
     closing: Evaluation,
     emits: tuple[Emit, ...],
-    counts: Mapping[str, int],
+    counts: Mapping[str, float],
 ) -> Effects:
     known = tuple(fingerprint(item) for item in said if not is_timer(item))
     marker = Delta(key + CLOSED_OF, pack_closed(Closed(closing.at, digest, known)), replaces=True)

@@ -139,6 +139,11 @@ def ledger(
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C or settled.")] = False,
     timeout: Annotated[float, typer.Option(help="Longest wait of --settle, in seconds.")] = 60.0,
     every: Annotated[float | None, typer.Option(help="Seconds between two looks; else 2 with --watch.")] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Serve the balance for Prometheus on this port instead of printing it, until SIGTERM."),
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address to serve it on.")] = "127.0.0.1",
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
 ) -> None:
@@ -146,6 +151,11 @@ def ledger(
     from rollmill.cli.ledger import Wanted, run  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
+    if metrics_port is not None:
+        from rollmill.cli.ledger_exporter import export  # noqa: PLC0415
+
+        on_kafka(settings, export(settings, metrics_host, metrics_port, 15.0 if every is None else every))
+        return
     pause = every if every is not None else 2.0 if watch else 0.5
     balance = on_kafka(settings, run(settings, Wanted(as_json, settle, watch, timeout, pause)))
     raise SystemExit(0 if balance.balanced else 1)

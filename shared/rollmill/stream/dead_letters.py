@@ -33,7 +33,7 @@ def dead_letter(record: InputRecord, stage: str, error: PoisonRecordError) -> Ef
         headers=(*record.headers, (DEAD_LETTER, encode(info, JSON))),
         partition=record.partition,
     )
-    return Effects(emits=(letter, *_outcomes(record, stage, error)), counts={"dead_letters": 1})
+    return Effects(emits=(letter, *_outcomes(record, stage, error)), counts={f"dead_letters_{error.reason}": 1})
 
 
 def _outcomes(record: InputRecord, stage: str, error: PoisonRecordError) -> tuple[Emit, ...]:

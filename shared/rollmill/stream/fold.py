@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -28,9 +29,11 @@ class Work:
     """What one transaction will hold."""
 
     records: list[Outgoing] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    observed: list[tuple[str, float]] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
-    inputs: int = 0
+    inputs: Counter[str] = field(default_factory=Counter)
+    """Records taken, by topic."""
     size: int = 0
     """Bytes of the records, counted as they come: it is asked for after each input."""
 
@@ -38,9 +41,10 @@ class Work:
         self.records += records
         self.size += sum(record.size for record in records)
 
-    def count(self, counts: Mapping[str, int]) -> None:
-        for name, amount in counts.items():
+    def measure(self, effects: Effects) -> None:
+        for name, amount in effects.counts.items():
             self.counts[name] = self.counts.get(name, 0) + amount
+        self.observed += [(name, value) for name, values in effects.observed.items() for value in values]
 
 
 class Fold(Generic[V]):
@@ -88,7 +92,7 @@ class Fold(Generic[V]):
         self.budget = self.budget.after(dead=poison is not None)
         self._add(work, effects, outputs, origin)
         work.positions[slot] = record.offset + 1
-        work.inputs += 1
+        work.inputs[record.topic.name] += 1
 
     def tick(self, work: Work, view: TaskView) -> None:
         """A tick's effects into ``work`` and state."""
@@ -122,7 +126,7 @@ class Fold(Generic[V]):
         changes = self.state.stage(effects, origin)
         work.add(outputs)
         work.add([changelog_outgoing(change, changelog.topic, changelog.partition) for change in changes])
-        work.count(effects.counts)
+        work.measure(effects)
 
     def _fresh_budget(self, level: float) -> DeadLetterBudget:
         return DeadLetterBudget(self._settings.dead_letter_limit, self._settings.dead_letter_leak, level)

@@ -85,8 +85,11 @@ class Effects:
     deltas: tuple[Delta, ...] = ()
     ends: tuple[str, ...] = ()
     """State keys that end: all their deltas are tombstoned. Ends apply before deltas."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Increments of the stage's counters, by name; counted once the transaction is committed."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """Increments of the stage's counters, by name (`rollmill.telemetry.catalogue`); counted once the transaction is
+    committed."""
+    observed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """The same for its histograms: what was measured."""
 
     def __bool__(self) -> bool:
         return bool(self.emits or self.deltas or self.ends)
@@ -151,3 +154,7 @@ class Stage(ABC, Generic[V]):
     def tick(self, state: StateView[V], view: TaskView) -> Effects:  # noqa: ARG002  # a stage without timers
         """Effects of time passing. Timers only append records to the task's own input (RULES E2)."""
         return NOTHING
+
+    def gauges(self, state: StateView[V]) -> Mapping[str, float]:  # noqa: ARG002  # a stage that shows nothing
+        """What the state shows of itself, by name of the gauge; asked every few seconds, so a pass over it is fine."""
+        return {}

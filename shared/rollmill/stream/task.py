@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ MAX_TRANSACTION = 32 * 2**20
 """Output bytes after which a poll batch is committed in parts."""
 REFUSALS_BEFORE_ISOLATION = 2
 MAX_BACKOFF = 15.0
+GAUGE_SECONDS = 2.0
+"""How often a stage is asked for what its state shows."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Task(Generic[V]):
         """Changelog offset from which on nothing is known; claims of others behind it fence this process."""
         self._restored = False
         self._blobs = StageClaims.of(tools.settings)
-        self._next_tick = 0.0
+        self._next_tick = self._next_gauges = 0.0
         self._failures = 0
         """Since the last commit."""
         self._refusals = 0
@@ -164,7 +167,7 @@ class Task(Generic[V]):
     async def _recover(self, error: Exception, stop: asyncio.Event) -> None:
         self._failures += 1
         self._tools.health.ready(self.part, ready=False)
-        self._tools.metrics.count("task_failures")
+        self._tools.metrics.count("task_failures", task=self.part)
         self._log.warning("task failed, starting it again", error=str(error), kind=type(error).__name__)
         await self._close(abandoned=True)
         with suppress(TimeoutError):
@@ -284,13 +287,21 @@ class Task(Generic[V]):
 
     def _count(self, work: Work) -> None:
         metrics = self._tools.metrics
-        metrics.count("records", work.inputs)
         metrics.count("transactions")
-        for name, amount in work.counts.items():
-            metrics.count(name, amount)
+        for topic, records in work.inputs.items():
+            metrics.count("records", records, topic=topic)
+        for topic, records in Counter(record.topic for record in work.records).items():
+            metrics.count("written_records", records, topic=topic.removeprefix(self._tools.settings.prefix))
+        metrics.count_all(work.counts)
+        for name, value in work.observed:
+            metrics.observe(name, value)
 
     def _report(self, intake: Intake) -> None:
         for slot, lag in intake.lag().items():
             topic, _, partition = slot.rpartition("/")
             self._tools.metrics.gauge("lag_records", lag, topic=topic, partition=partition)
         self._tools.metrics.gauge("state_keys", len(self.fold.state), task=self.part)
+        if time.monotonic() >= self._next_gauges:
+            self._next_gauges = time.monotonic() + GAUGE_SECONDS
+            for name, value in self.stage.gauges(self.fold.state).items():
+                self._tools.metrics.gauge(name, value, task=self.part)

@@ -10,6 +10,7 @@ from rollmill.errors import PoisonRecordError
 from rollmill.models import Record
 from rollmill.stream.stage import Effects, Emit, InputRecord, Stage, TaskView
 from rollmill.stream.state import TaskState, origin_of
+from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import Topic
 
 V = TypeVar("V")
@@ -25,7 +26,9 @@ class MemoryTask(Generic[V]):
         self.changelog: dict[str, bytes] = {}
         self.emitted: list[Emit] = []
         self.dead_letters: list[tuple[InputRecord, PoisonRecordError]] = []
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, float] = {}
+        self.metrics = Metrics(stage.name)
+        """Refuses what the catalogue does not know."""
         self.positions: dict[str, int] = {}
 
     def feed(
@@ -79,6 +82,10 @@ class MemoryTask(Generic[V]):
         self.emitted += effects.emits
         for name, increment in effects.counts.items():
             self.counts[name] = self.counts.get(name, 0) + increment
+        self.metrics.count_all(effects.counts)
+        for name, values in effects.observed.items():
+            for value in values:
+                self.metrics.observe(name, value)
 
 
 def as_bytes(topic: Topic, value: Record | bytes | None) -> bytes | None:

@@ -197,7 +197,7 @@ async def test_calls_at_version_zero_are_counted() -> None:
     await rig.call()
     await rig.post(f"{ADMIN}/resume", {"version": [0, 1]})
     await rig.call()
-    assert b'calls_at_version_zero_total{policy="policy"} 1.0' in rig.metrics.exposition()
+    assert b'calls_at_version_zero_total{component="capture",policy="policy",prefix=""} 1.0' in rig.metrics.exposition()
 
 
 CHUNK = {"id": "chat-1", "object": "chat.completion.chunk", "created": 1, "model": "m-test"}

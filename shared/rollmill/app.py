@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -37,6 +38,8 @@ from rollmill.telemetry.metrics import Metrics
 log = structlog.get_logger(__name__)
 
 PASSING = (RetryableError, KafkaError, OSError, TimeoutError)
+
+PRINT_CONFIG = "--print-config"
 
 Worker = Callable[["ServiceContext"], Awaitable[None]]
 
@@ -73,12 +76,23 @@ class ServiceContext:
     """What ended the process; the first one decides the exit code."""
 
 
-def run(service: Service) -> int:
-    """Run a service until SIGTERM or SIGINT. Returns its exit code: 0 drained, 70 fatal, 75 fenced."""
+def run(service: Service, arguments: Sequence[str] = ()) -> int:
+    """Run a service until SIGTERM or SIGINT. Returns its exit code: 0 drained, 70 fatal, 75 fenced.
+
+    With the argument ``--print-config`` it prints its settings, secrets masked, and is done.
+    """
     settings = service.settings
+    if PRINT_CONFIG in arguments:
+        sys.stdout.write(printed(settings) + "\n")
+        return EXIT_DRAINED
     configure_logging(service=service.name, level=settings.log_level, as_json=settings.log_json)
     with asyncio.Runner(loop_factory=_loop_factory() if service.uvloop else None) as runner:
         return runner.run(_run(service))
+
+
+def printed(settings: ServiceSettings) -> str:
+    """Every setting with its value, as JSON; of a secret only that there is one."""
+    return settings.model_dump_json(indent=2)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

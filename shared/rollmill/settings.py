@@ -17,7 +17,8 @@ from rollmill.failpoints import Failpoints
 class KafkaSettings(BaseSettings):
     """How to reach the log, and how a run's topics are called."""
 
-    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True)
+    # A complaint would show all that was given, secrets with it.
+    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
     bootstrap_servers: str = "127.0.0.1:9092"
     prefix: str = Field(default="rollmill.", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\.$|^$")
@@ -144,7 +145,7 @@ class ServiceSettings(KafkaSettings):
 class ClientSettings(BaseSettings):
     """How an agent's harness reaches capture."""
 
-    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
     capture_url: str = "http://127.0.0.1:8700"
     api_key: SecretStr | None = None

@@ -1,5 +1,7 @@
+import sys
+
 from rollmill.app import run
 from rollmill_batcher.app import build
 from rollmill_batcher.settings import BatcherSettings
 
-raise SystemExit(run(build(BatcherSettings())))
+raise SystemExit(run(build(BatcherSettings()), sys.argv[1:]))

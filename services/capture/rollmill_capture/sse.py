@@ -12,6 +12,8 @@ from rollmill.errors import RollmillError
 
 MAX_EVENT = 32 * 2**20
 """Largest event in bytes; beyond it a peer is broken or hostile."""
+LINE_COST = 64
+"""Bytes that a line counts beside its text: a stream of empty lines must come to an end, too."""
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -40,7 +42,7 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._tail = bytearray()
         self._mark = _BYTE_ORDER_MARK
         self._after_return = False
         self._name = ""
@@ -56,11 +58,15 @@ class EventParser:
 
     def _lines(self, chunk: bytes) -> list[bytes]:
         # A line feed after the carriage return that ended the last chunk is the second half of one line end.
-        text = self._tail + (chunk.removeprefix(b"\n") if self._after_return else chunk)
+        text = chunk.removeprefix(b"\n") if self._after_return else chunk
         self._after_return = chunk.endswith(b"\r") if chunk else self._after_return
-        *lines, self._tail = _LINE_END.split(text)
-        if lines:
-            lines[0], self._mark = lines[0].removeprefix(self._mark), b""
+        first, *more = _LINE_END.split(text)
+        self._tail += first
+        if not more:
+            return []
+        lines = [bytes(self._tail), *more]
+        self._tail = bytearray(lines.pop())
+        lines[0], self._mark = lines[0].removeprefix(self._mark), b""
         return lines
 
     def _line(self, line: bytes) -> ServerEvent | Comment | None:
@@ -75,7 +81,7 @@ class EventParser:
     def _field(self, name: bytes, value: bytes) -> None:
         if name == b"data":
             self._data.append(value)
-            self._size += len(value)
+            self._size += len(value) + LINE_COST
         elif name == b"event":
             self._name = value.decode("utf-8", "replace")
 

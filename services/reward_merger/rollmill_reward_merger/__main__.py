@@ -1,5 +1,7 @@
+import sys
+
 from rollmill.app import run
 from rollmill_reward_merger.app import build
 from rollmill_reward_merger.settings import RewardMergerSettings
 
-raise SystemExit(run(build(RewardMergerSettings())))
+raise SystemExit(run(build(RewardMergerSettings()), sys.argv[1:]))

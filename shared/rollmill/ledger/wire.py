@@ -19,8 +19,9 @@ def batch_header(value: bytes) -> BatchHeader:
     """The header of a micro-batch in safetensors: 8 bytes of length, JSON, tensors. Raises PoisonRecordError."""
     try:
         (length,) = LENGTH.unpack_from(value)
-        text = orjson.loads(value[LENGTH.size : LENGTH.size + length])["__metadata__"][HEADER]
-    except (struct.error, orjson.JSONDecodeError, KeyError, TypeError) as error:
+        text: str = orjson.loads(value[LENGTH.size : LENGTH.size + length])["__metadata__"][HEADER]
+        packed = text.encode()
+    except (struct.error, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise PoisonRecordError("malformed", f"no batch in safetensors with a header of ours: {error}") from error
-    header: BatchHeader = decode(BatchHeader, text.encode(), ((CONTENT_TYPE, JSON.encode()),))
+    header: BatchHeader = decode(BatchHeader, packed, ((CONTENT_TYPE, JSON.encode()),))
     return header

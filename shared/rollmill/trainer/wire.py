@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from rollmill.errors import PoisonRecordError
 from rollmill.models import EXTRA, EXTRA_SPANS, TENSORS, BatchHeader
@@ -79,15 +79,25 @@ class Extra:
         return wide
 
 
-def _extra_names(layout: Mapping[str, Any]) -> list[str]:
+class _Entry(BaseModel):
+    """Where a tensor lies, as the first part says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dtype: str
+    shape: Annotated[list[NonNegativeInt], Field(max_length=4)]
+    data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
+
+
+def _extra_names(layout: Mapping[str, _Entry]) -> list[str]:
     return [name.removeprefix(EXTRA) for name in layout if name.startswith(EXTRA)]
 
 
-def _extra(name: str, layout: Mapping[str, Any], data: memoryview) -> Extra:
+def _extra(name: str, layout: Mapping[str, _Entry], data: memoryview) -> Extra:
     entry, spans = layout[EXTRA + name], layout.get(EXTRA_SPANS + name)
-    dtype = DTYPES.get(entry["dtype"])
+    dtype = DTYPES.get(entry.dtype)
     if spans is None or dtype is None:
-        raise PoisonRecordError("invalid", f"{EXTRA}{name} has no spans, or dtype {entry['dtype']}")
+        raise PoisonRecordError("invalid", f"{EXTRA}{name} has no spans, or dtype {entry.dtype[:20]!r}")
     where = _view("int32 [S, 2]", EXTRA_SPANS + name, spans, data)
     if where.ndim != 2 or where.shape[1] != 2:  # noqa: PLR2004  # start and count
         raise PoisonRecordError("invalid", f"{EXTRA_SPANS}{name} has shape {where.shape}, int32 [S, 2] is expected")
@@ -100,8 +110,7 @@ def read_batch(value: bytes) -> WireBatch:
     Raises PoisonRecordError ``malformed`` (no safetensors), or ``invalid`` (a tensor is missing, has another dtype or
     shape than `TENSORS` says, or the header is refused by its model).
     """
-    layout, data = _split(value)
-    header = _header(layout.pop("__metadata__", {}))
+    header, layout, data = _split(value)
     arrays = {name: _view(TENSORS[name][0], name, layout[name], data) for name in TENSORS if name in layout}
     extras = {name: _extra(name, layout, data) for name in _extra_names(layout)}
     missing = set(TENSORS) - OPTIONAL - set(arrays)
@@ -112,7 +121,7 @@ def read_batch(value: bytes) -> WireBatch:
     return batch
 
 
-def _split(value: bytes) -> tuple[dict[str, Any], memoryview]:
+def _split(value: bytes) -> tuple[BatchHeader, dict[str, _Entry], memoryview]:
     size = int.from_bytes(value[:_LENGTH_BYTES], "little")
     body = memoryview(value)[_LENGTH_BYTES:]
     try:
@@ -121,25 +130,33 @@ def _split(value: bytes) -> tuple[dict[str, Any], memoryview]:
         raise PoisonRecordError("malformed", f"not safetensors: {error}") from error
     if not isinstance(layout, dict):
         raise PoisonRecordError("malformed", "not safetensors: its first part is no JSON object")
-    return layout, body[size:]
-
-
-def _header(metadata: Mapping[str, str]) -> BatchHeader:
+    header = _header(layout.pop("__metadata__", None))
     try:
-        return BatchHeader.model_validate_json(metadata.get(HEADER, ""))
+        entries = {name: _Entry.model_validate(entry) for name, entry in layout.items()}
+    except ValidationError as error:
+        raise PoisonRecordError("malformed", f"not safetensors: {error.error_count()} mistakes in an entry") from error
+    return header, entries, body[size:]
+
+
+def _header(metadata: object) -> BatchHeader:
+    text = metadata.get(HEADER) if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise PoisonRecordError("invalid", "there is no batch header")
+    try:
+        return BatchHeader.model_validate_json(text)
     except ValidationError as error:
         raise PoisonRecordError("invalid", f"the batch header is refused: {error}") from error
 
 
-def _view(form: str, name: str, entry: Mapping[str, Any], data: memoryview) -> npt.NDArray[Any]:
+def _view(form: str, name: str, entry: _Entry, data: memoryview) -> npt.NDArray[Any]:
     wanted = form.split(maxsplit=1)[0]
-    if DTYPES.get(entry["dtype"]) != wanted:
-        raise PoisonRecordError("invalid", f"{name} has dtype {entry['dtype']}, {wanted} is expected")
-    start, stop = entry["data_offsets"]
-    flat = np.frombuffer(data[start:stop], dtype=np.dtype(wanted).newbyteorder("<"))
+    if DTYPES.get(entry.dtype) != wanted:
+        raise PoisonRecordError("invalid", f"{name} has dtype {entry.dtype[:20]}, {wanted} is expected")
+    start, stop = entry.data_offsets
     try:
-        return flat.reshape(entry["shape"])
-    except ValueError as error:
+        flat = np.frombuffer(data[start:stop], dtype=np.dtype(wanted).newbyteorder("<"))
+        return flat.reshape(entry.shape)
+    except (ValueError, OverflowError) as error:
         raise PoisonRecordError("malformed", f"{name}: {error}") from error
 
 
@@ -171,7 +188,7 @@ def _fits(shape: tuple[int, ...], wanted: str, batch: WireBatch) -> bool:
 def _bounds_hold(batch: WireBatch) -> bool:
     """Sequences tile [T], runs cover [T], and every trace names a row of the table and a group (-1: a filler's)."""
     tokens, bounds = len(batch.input_ids), batch.cu_seqlens
-    tiled = bool(bounds[0] == 0 and bounds[-1] == tokens and (np.diff(bounds) >= 0).all())
+    tiled = bool(len(bounds) and bounds[0] == 0 and bounds[-1] == tokens and (np.diff(bounds) >= 0).all())
     covered = all(int(runs[:, -1].sum()) == tokens for runs in (batch.versions, batch.turn_ids))
     places = ((batch.trace_index, len(batch.header.table)), (batch.group_index, len(batch.header.groups)))
     named = all(bool((index >= -1).all() and (index < count).all()) for index, count in places)

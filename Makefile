@@ -80,8 +80,9 @@ bench-recovery: $(STAMP) ## Time from a builder's start to its first processed r
 up: $(STAMP) ## Run Kafka and all services here, e.g. ARGS="--upstream http://127.0.0.1:8000"
 	@$(BIN)/rollmill up $(ARGS)
 
-schemas: $(STAMP) ## Write schemas/ and the topic table of README.md from the registry
+schemas: $(STAMP) ## Write schemas/, the topic table of README.md and what the chart has of the settings and topics
 	@$(BIN)/rollmill schemas $(ARGS)
+	@$(BIN)/python -m deploy.chart_files
 
 clean: ## Remove caches and builds; .venv and the data of `rollmill up` stay
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

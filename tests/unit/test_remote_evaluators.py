@@ -193,6 +193,17 @@ async def test_an_unknown_service_is_named() -> None:
     assert "rewards is" in evaluation.metadata["error"]
 
 
+@pytest.mark.parametrize("strategy", ["http", "llm_judge"])
+async def test_where_only_services_may_be_named_a_url_is_not_asked(strategy: str) -> None:
+    with service(said(outcome_reward=1.0)) as running:
+        config = {"url": running.url} if strategy == "http" else judge(running.url)
+        spec = EvaluatorSpec(strategy=strategy, config=config)
+        context = surroundings(EvaluatorSettings(evaluator_any_url=False))
+        evaluation = await Grader(evaluator_registry(), LIMITS, SystemClock(), context).grade(session(), "d", spec)
+    assert evaluation.not_graded == "url_not_allowed"
+    assert running.asked == []
+
+
 # ---- llm_judge -------------------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,9 @@ class EvaluatorSettings(ServiceSettings):
     evaluator_services: dict[str, ServiceAddress] = Field(default_factory=dict)
     """Name to address and keys of the services that the evaluators ``http`` and ``llm_judge`` may ask by name, as JSON;
     keys belong here and never into a spec, which is kept in the log."""
+    evaluator_any_url: bool = True
+    """False: specs can name services and no URL of their own. Whoever opens sessions could else have this process ask
+    any address that it reaches."""
     evaluator_sources: Path | None = None
     """The folder below which specs name repositories, bundles and archives; nothing else can be named."""
     sandbox_bwrap: Path | None = None

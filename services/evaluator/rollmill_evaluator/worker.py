@@ -88,6 +88,7 @@ def surroundings(settings: EvaluatorSettings) -> EvaluationContext:
         sandbox=local_sandbox(settings.sandboxes),
         containers=container_sandbox(settings.sandboxes),
         sources=settings.evaluator_sources,
+        any_url=settings.evaluator_any_url,
         services={name: address.revealed for name, address in settings.evaluator_services.items()},
     )
 

@@ -77,6 +77,8 @@ class EvaluationContext:
     """The folder below which configs name repositories and archives; None: they can name none."""
     services: Mapping[str, ExternalService] = field(default_factory=dict)
     """Services outside that configs can name."""
+    any_url: bool = True
+    """False: configs can name services and no URL of their own."""
 
 
 class BaseTrajectoryEvaluator(ABC):

@@ -19,6 +19,7 @@ from rollmill.strategies import EvaluationContext
 from rollmill.strategies.services import ExternalService
 
 UNKNOWN_SERVICE = "unknown_service"
+URL_NOT_ALLOWED = "url_not_allowed"
 SERVICE_TIMEOUT = "service_timeout"
 SERVICE_UNREACHABLE = "service_unreachable"
 SERVICE_UNAVAILABLE = "service_unavailable"
@@ -48,14 +49,20 @@ class Address(Record):
         return self
 
     def find(self, context: EvaluationContext) -> ExternalService:
-        """Raises NotGradedError (``unknown_service``)."""
+        """Raises NotGradedError (``unknown_service``, ``url_not_allowed``)."""
         if self.url is not None:
-            return ExternalService(self.url)
+            return _own(self.url, allowed=context.any_url)
         found = context.services.get(self.service or "")
         if found is None:
             known = ", ".join(sorted(context.services)) or "none"
             raise NotGradedError(UNKNOWN_SERVICE, f"{self.service!r} is not in ROLLMILL_EVALUATOR_SERVICES: {known} is")
         return found
+
+
+def _own(url: str, *, allowed: bool) -> ExternalService:
+    if not allowed:
+        raise NotGradedError(URL_NOT_ALLOWED, "specs name services here (ROLLMILL_EVALUATOR_ANY_URL is false)")
+    return ExternalService(url)
 
 
 @dataclass(frozen=True)

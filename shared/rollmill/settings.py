@@ -43,8 +43,8 @@ class KafkaSettings(BaseSettings):
     claim_check_url: str = ""
     """Object storage of large values, ``file:///a/directory`` or ``s3://bucket/prefix``, the same for every program of
     the prefix; empty: every value lies in its record, and larger ones are refused (RULES C1)."""
-    claim_check_bytes: PositiveInt = 2**20
-    """A larger value goes there, and its record holds a reference."""
+    claim_check_bytes: int = Field(default=2**20, ge=2**16)
+    """A larger value goes there, and its record holds a reference. Positions and the like always stay in the log."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """How the broker's listener is spoken to: SSL is TLS, SASL is with a user's name and password."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"

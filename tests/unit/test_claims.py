@@ -13,20 +13,22 @@ import pytest
 
 from rollmill.claims import BlobReference, BlobStore, Claims, StorageUnreachableError, is_reference, largest_value
 from rollmill.claims.sweep import Swept, sweep
+from rollmill.cli.blobs_commands import collect
 from rollmill.codec import MAX_BYTES, MSGPACK, REFERENCE, decode
-from rollmill.errors import ConfigurationError, FatalError, PoisonRecordError
+from rollmill.errors import ConfigurationError, FatalError, InvalidInputError, PoisonRecordError
 from rollmill.kafka.transaction import Outgoing
 from rollmill.models import EvalResult
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BATCHES, BUILT, COMPLETIONS, OUTCOMES
 
 HOUR = 3600.0
-LARGE = b"x" * 5000
+LIMIT = 2**16
+LARGE = b"x" * 100_000
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> KafkaSettings:
-    return KafkaSettings(claim_check_url=f"file://{tmp_path}/store", claim_check_bytes=1000, prefix="t.")
+    return KafkaSettings(claim_check_url=f"file://{tmp_path}/store", claim_check_bytes=LIMIT, prefix="t.")
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ async def test_a_large_value_becomes_the_same_small_reference_each_time(
     assert BlobReference.decode(first) == BlobReference.to(LARGE, MSGPACK)
 
 
-@pytest.mark.parametrize("value", [b"x" * 1000, b"", b"{}"])
+@pytest.mark.parametrize("value", [b"x" * LIMIT, b"", b"{}"])
 async def test_a_small_value_stays(settings: KafkaSettings, value: bytes) -> None:
     claims = Claims.of(settings)
     assert await claims.check_in(COMPLETIONS, value) is value
@@ -251,9 +253,17 @@ async def test_a_writer_that_stores_the_same_again_during_a_sweep_loses_nothing(
     assert (len(files(tmp_path)), len(files(tmp_path, "trash"))) == (1, 0)
 
 
+def test_the_command_asks_for_a_storage_and_a_safety_age(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="ROLLMILL_CLAIM_CHECK_URL"):
+        collect()
+    monkeypatch.setenv("ROLLMILL_CLAIM_CHECK_URL", f"file://{tmp_path}")
+    with pytest.raises(InvalidInputError, match="at least 1 hour"):
+        collect(older_than=0.5)
+
+
 async def test_prefixes_share_a_storage_and_not_their_blobs(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
-    mine, theirs = [KafkaSettings(claim_check_url=url, claim_check_bytes=10, prefix=name) for name in ("t.", "t.t.")]
+    mine, theirs = [KafkaSettings(claim_check_url=url, claim_check_bytes=LIMIT, prefix=name) for name in ("t.", "t.t.")]
     reference, _ = await stored(Claims.of(theirs), LARGE)
     found = await swept(BlobStore(url, mine.prefix), Log(), 4e9)
     assert found == Swept()

@@ -6,16 +6,20 @@ import json
 import struct
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgpack
 import pytest
+from aiokafka import ConsumerRecord
 
-from rollmill.codec import CONTENT_TYPE, JSON, MANIFEST, MSGPACK, Headers, decode, encode, read_manifest
+from rollmill.codec import CONTENT_TYPE, DEAD_LETTER, JSON, MANIFEST, MSGPACK, Headers, decode, encode, read_manifest
+from rollmill.dlq.letters import Letters
 from rollmill.errors import InvalidInputError, PoisonRecordError
+from rollmill.ledger.holdings import _unacknowledged
+from rollmill.ledger.lineage import read_rewound
 from rollmill.ledger.wire import batch_header
-from rollmill.models import EvalResult, SessionOpened, Trace, Trajectory
+from rollmill.models import DeadLetterInfo, EvalResult, SessionOpened, Trace, Trajectory
 from rollmill.testing.batches import SampleTrace, step_values
 from rollmill.topics import COMPLETIONS
 from rollmill.trainer.wire import read_batch
@@ -185,7 +189,10 @@ def test_a_crafted_micro_batch_is_refused(value: bytes) -> None:
     assert refused.value.reason in ("malformed", "invalid")
 
 
-@pytest.mark.parametrize("value", [item for item in CRAFTED if len(item) < 100 or b"[" * 10_000 in item])
+HEADLESS = [item for item in CRAFTED if len(item) < 100 or b"[" * 10_000 in item]
+
+
+@pytest.mark.parametrize("value", HEADLESS)
 def test_a_header_read_alone_is_as_careful(value: bytes) -> None:
     with pytest.raises(PoisonRecordError):
         cheaply(lambda: batch_header(value), len(value))
@@ -221,3 +228,30 @@ def test_what_is_right_is_read() -> None:
     assert decode(COMPLETIONS.model, encode(opened), AS_MSGPACK) == opened
     assert decode(COMPLETIONS.model, encode(opened, JSON), AS_JSON) == opened
     assert Trajectory.model_fields
+
+
+# ---- tools that read the whole log -----------------------------------------------------------------------------------
+
+
+class BadLog:
+    """A log in which every record is unreadable."""
+
+    async def read(self, *_: object) -> AsyncIterator[ConsumerRecord[bytes, bytes]]:
+        for value in (None, b"", b"\xff", b"{}", *HEADLESS):
+            yield ConsumerRecord("t", 0, 0, 0, 0, b"k", value, None, 1, 1, ())
+
+
+async def test_the_ledger_passes_over_what_nobody_can_read() -> None:
+    log: Any = BadLog()
+    assert await read_rewound(log) == {}
+    assert [manifest async for manifest in _unacknowledged(log)] == []
+
+
+@pytest.mark.parametrize("key", ["no hex", "abc", "ä"])
+def test_a_dead_letter_with_a_crafted_key_is_a_letter_all_the_same(key: str) -> None:
+    info = DeadLetterInfo(reason="r", error="e", stage="s", topic="built", partition=0, offset=0, key=key)
+    letters = Letters()
+    headers = ((DEAD_LETTER, encode(info, JSON)),)
+    letters.take(ConsumerRecord("t", 0, 7, 0, 0, b"k", b"v", None, 1, 1, headers))
+    (letter,) = letters.found.values()
+    assert letter.info.reason == "unreadable"

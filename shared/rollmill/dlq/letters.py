@@ -125,10 +125,14 @@ class Letters:
 
 def _letter(place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers) -> Letter:
     info: DeadLetterInfo = decode(DeadLetterInfo, header(headers, DEAD_LETTER), JSON_HEADERS)
+    try:
+        key = (record.key or b"") if info.key is None else bytes.fromhex(info.key)
+    except ValueError as error:
+        raise PoisonRecordError("invalid", f"the key is not in hexadecimal: {error}") from error
     return Letter(
         place=place,
         info=info,
-        key=(record.key or b"") if info.key is None else bytes.fromhex(info.key),
+        key=key,
         headers=_received(headers),
         size=len(record.value or b""),
         at=record.timestamp / 1000,

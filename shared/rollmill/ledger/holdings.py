@@ -8,11 +8,13 @@ when the outcomes are read afterwards.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import orjson
 
 from rollmill.codec import Headers, decode, read_manifest
+from rollmill.errors import PoisonRecordError
 from rollmill.ledger.log import KafkaRecord, Log
 from rollmill.ledger.wire import batch_header
 from rollmill.models import BatchHeader, Manifest, Rewound, StepAcknowledged, StepsPlaced, TrainerEvent
@@ -124,10 +126,14 @@ async def _unacknowledged(log: Log) -> AsyncIterator[Manifest]:
     """The traces of every step that not all ranks have acknowledged."""
     acknowledged = Acknowledged()
     async for record in log.read(ACKS):
-        acknowledged.take(decode(ACKS.model, record.value, tuple(record.headers)))
+        with suppress(PoisonRecordError):  # the batcher sets it aside
+            acknowledged.take(decode(ACKS.model, record.value, tuple(record.headers)))
     steps: dict[str, BatchHeader] = {}
     async for record in log.read(BATCHES):
-        header = batch_header(record.value or b"")
+        try:
+            header = batch_header(record.value or b"")
+        except PoisonRecordError:
+            continue  # the trainer refuses it; tokens that lie in no readable batch show as lost
         if header.placement >= steps.get(header.batch_id, header).placement:
             steps[header.batch_id] = header
     open_steps = {batch_id: header for batch_id, header in steps.items() if not acknowledged.finished(header)}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rollmill.codec import decode
+from rollmill.errors import PoisonRecordError
 from rollmill.ledger.log import Log
 from rollmill.models import Rewound, StepAcknowledged, StepsPlaced, TrainerEvent
 from rollmill.topics import ACKS
@@ -44,5 +46,6 @@ class Lineage:
 async def read_rewound(log: Log) -> dict[str, int]:
     lineage = Lineage()
     async for record in log.read(ACKS):
-        lineage.take(decode(ACKS.model, record.value, tuple(record.headers)))
+        with suppress(PoisonRecordError):  # the batcher sets it aside
+            lineage.take(decode(ACKS.model, record.value, tuple(record.headers)))
     return lineage.rewound

@@ -8,7 +8,7 @@ import uuid
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from rollmill.codec import decode
-from rollmill.errors import ConfigurationError, RetryableError
+from rollmill.errors import ConfigurationError, PoisonRecordError, RetryableError
 from rollmill.kafka.clients import KafkaClients
 from rollmill.models import StepsPlaced, StepsReturned
 from rollmill.settings import KafkaSettings
@@ -96,7 +96,11 @@ async def _answers(consumer: AIOKafkaConsumer) -> list[StepsPlaced]:
 
 
 def _decoded(record: ConsumerRecord[bytes, bytes]) -> object:
-    event: object = decode(ACKS.model, record.value, tuple(record.headers))
+    """None: unreadable, which the batcher sets aside."""
+    try:
+        event: object = decode(ACKS.model, record.value, tuple(record.headers))
+    except PoisonRecordError:
+        return None
     return event
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 from rollmill.cli.topic_files import GENERATED, topics_document
-from rollmill.settings import ServiceSettings
+from rollmill.settings import KafkaSettings
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_builder.settings import BuilderSettings
 from rollmill_capture.settings import CaptureSettings
@@ -23,13 +23,15 @@ from rollmill_reward_merger.settings import RewardMergerSettings
 
 CHART: Final = Path(__file__).parents[1] / "charts" / "rollmill"
 
-SERVICES: Final[Mapping[str, type[ServiceSettings]]] = {
+PROGRAMS: Final[Mapping[str, type[KafkaSettings]]] = {
     "capture": CaptureSettings,
     "builder": BuilderSettings,
     "evaluator": EvaluatorSettings,
     "reward-merger": RewardMergerSettings,
     "batcher": BatcherSettings,
+    "ledger": KafkaSettings,
 }
+"""What runs all the time, and the settings of each."""
 
 OWNED: Final = frozenset(
     {
@@ -54,9 +56,9 @@ def topics_file() -> str:
 
 
 def _definitions() -> Iterator[tuple[str, dict[str, Any]]]:
-    common = ServiceSettings.model_json_schema()["properties"]
+    common = KafkaSettings.model_json_schema()["properties"]
     yield "settings", _settings(common, none=None)
-    for service, model in SERVICES.items():
+    for service, model in PROGRAMS.items():
         fields = model.model_json_schema()["properties"]
         own = [name for name in fields if name not in OWNED]
         yield f"{service}-settings", _settings(fields, none=model.model_config.get("env_parse_none_str"))

@@ -23,10 +23,11 @@ Tool = Callable[[int, str], Awaitable[Message]]
 
 @dataclass(frozen=True)
 class Session:
-    """A session that somebody opened: what an agent needs of it is the base URL."""
+    """A session that somebody opened: what an agent needs of it is the base URL, and the key where one is asked for."""
 
     session_id: str
     base_url: str
+    api_key: str = "none"
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,9 @@ class Crew:
 
     async def _attempt(self, session: Session, digits: str, tool: Tool, turns: list[Turn], member: int) -> str | None:
         stream = member % self.stream_every == 0
+        client = self.client.with_options(api_key=session.api_key)
         try:
-            await run_session(self.client, session.base_url, digits, tool, turns, stream=stream)
+            await run_session(client, session.base_url, digits, tool, turns, stream=stream)
         except (OpenAIError, httpx.HTTPError) as error:
             return f"{type(error).__name__}: {error}"
         return None

@@ -22,7 +22,7 @@ class CaptureSessions:
 
     async def open(self, group: str, digits: str) -> Session:
         opened = await self._post("/v1/sessions", self._spec(group, digits))
-        return Session(opened["session_id"], opened["base_url"])
+        return Session(opened["session_id"], opened["base_url"], opened["api_key"])
 
     async def close(self, session: Session, transcript: Transcript) -> None:
         failed = {"error": transcript.error} if transcript.error is not None else {}

@@ -93,7 +93,9 @@ class Loop:
     async def _agents(self) -> None:
         """Groups of sessions, until the stop; those that run are finished, and slow tools let go."""
         async with (
-            httpx.AsyncClient(base_url=self._pipeline.capture, limits=_HTTP, timeout=60) as capture,
+            httpx.AsyncClient(
+                base_url=self._pipeline.capture, headers=self._pipeline.headers, limits=_HTTP, timeout=60
+            ) as capture,
             httpx.AsyncClient(base_url=self._pipeline.engine, limits=_HTTP) as engine,
             make_client(DefaultAsyncHttpxClient()) as client,
         ):
@@ -135,7 +137,8 @@ class Loop:
         return await settled_balance(self._settings, _SETTLE_SECONDS)
 
     async def _alarm(self) -> None:
-        raise FatalError(await self._pipeline.supervisor.alarm())
+        if self._pipeline.supervisor is not None:
+            raise FatalError(await self._pipeline.supervisor.alarm())
 
     async def _patience(self) -> None:
         """A run of which every token is excluded would go on for ever."""

@@ -28,9 +28,16 @@ _PROBE_SECONDS = 0.1
 class Pipeline:
     """Addresses of what runs."""
 
-    supervisor: Supervisor
+    supervisor: Supervisor | None
+    """None: somebody else keeps it running."""
     capture: str
     engine: str
+    key: str | None = None
+    """The tenant's key; None: capture asks for none."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
 
 
 @asynccontextmanager

@@ -34,8 +34,8 @@ async def run(options: Options, directory: Path, display: Display) -> Report:
         async with running_pipeline(settings, directory, engine, display.say) as pipeline:
             async with asyncio.timeout(options.seconds):
                 played = await Loop(options, settings, pipeline, from_bytes(weights), display).play()
-            restarts = _restarts(pipeline.supervisor)
-    return _report(options, played, display, restarts, time.monotonic() - began)
+            restarts = 0 if pipeline.supervisor is None else _restarts(pipeline.supervisor)
+    return make_report(options, played, display, restarts, time.monotonic() - began)
 
 
 def _settings(options: Options, bootstrap_servers: str) -> KafkaSettings:
@@ -53,7 +53,7 @@ def _restarts(supervisor: Supervisor) -> int:
     return sum(supervisor.starts(name) - 1 for name in DRAIN_ORDER)
 
 
-def _report(options: Options, played: Played, display: Display, restarts: int, seconds: float) -> Report:
+def make_report(options: Options, played: Played, display: Display, restarts: int, seconds: float) -> Report:
     total, lessons, record = played.balance.total, played.lessons, played.record
     kinds = _mismatches(played, display)
     rewards = lessons.rewards

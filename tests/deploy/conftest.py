@@ -11,7 +11,7 @@ import pytest
 import yaml
 from helm_python import Chart
 
-from deploy.chart_files import SERVICES
+from deploy.chart_files import PROGRAMS
 from rollmill.settings import KafkaSettings
 
 CHART = Path(__file__).parents[2] / "charts" / "rollmill"
@@ -48,7 +48,7 @@ def read_settings(monkeypatch: pytest.MonkeyPatch) -> ReadSettings:
     """
 
     def read(service: str, environment: Mapping[str, str]) -> KafkaSettings:
-        model = SERVICES.get(service, KafkaSettings)
+        model = PROGRAMS.get(service, KafkaSettings)
         ours = {name: value for name, value in environment.items() if name.startswith("ROLLMILL_")}
         unknown = sorted(name for name in ours if name.removeprefix("ROLLMILL_").lower() not in model.model_fields)
         if unknown:

@@ -2,9 +2,11 @@
 {{- define "rollmill.environment" -}}
 {{- $values := .root.Values -}}
 {{ include "rollmill.kafkaEnvironment" .root }}
+{{- if ne .name "ledger" }}
 ROLLMILL_DRAIN_SECONDS: {{ $values.drainSeconds | quote }}
 ROLLMILL_HEALTH_HOST: 0.0.0.0
 ROLLMILL_HEALTH_PORT: "9400"
+{{- end }}
 {{- if has .name (list "builder" "reward-merger") }}
 ROLLMILL_PROCESSES: {{ max 1 (int .service.replicas) | quote }}
 {{- end }}

@@ -9,7 +9,7 @@
 
 {{/* The services that are on, as YAML: name to its values and the kind of its workload. */}}
 {{- define "rollmill.services" -}}
-{{- $kinds := dict "capture" "StatefulSet" "builder" "StatefulSet" "evaluator" "Deployment" "reward-merger" "StatefulSet" "batcher" "StatefulSet" -}}
+{{- $kinds := dict "capture" "StatefulSet" "builder" "StatefulSet" "evaluator" "Deployment" "reward-merger" "StatefulSet" "batcher" "StatefulSet" "ledger" "Deployment" -}}
 {{- $found := dict -}}
 {{- range $name, $service := .Values.services -}}
 {{- if $service.enabled -}}
@@ -36,7 +36,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- define "rollmill.image" -}}
 {{- $image := .root.Values.image -}}
-{{ printf "%s%s-%s:%s" $image.registry $image.repository .name (default .root.Chart.AppVersion $image.tag) }}
+{{- /* What is no service of its own is a command that every image has. */ -}}
+{{- $name := ternary "builder" .name (has .name (list "topics" "ledger")) -}}
+{{ printf "%s%s-%s:%s" $image.registry $image.repository $name (default .root.Chart.AppVersion $image.tag) }}
 {{- end -}}
 
 {{/* Number of processes of a service that has a fixed one; 1 of the batcher (RULES B1). */}}

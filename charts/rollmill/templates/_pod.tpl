@@ -49,6 +49,9 @@ spec:
     - name: {{ .name }}
       image: {{ include "rollmill.image" . }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
+      {{- if eq .name "ledger" }}
+      args: [rollmill, ledger, --metrics-host, 0.0.0.0, --metrics-port, "9400"]
+      {{- end }}
       {{- with include "rollmill.variables" . | trim }}
       env:
         {{- . | nindent 8 }}

@@ -11,7 +11,7 @@ from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
 from rollmill.ledger.log import KafkaRecord, Log
 from rollmill.models import Cut
-from rollmill.stream import InputRecord
+from rollmill.stream import Effects, InputRecord
 from rollmill.stream.state import TaskState, origin_of
 from rollmill.topics import BATCHES, CUTS, Topic
 from rollmill_batcher.cutting import effects_of
@@ -27,7 +27,11 @@ Bytes = dict[tuple[int, bytes], bytes]
 
 @dataclass
 class Recomputing:
-    """The batcher's state, folded again; intake first, then the cut (RULES B2)."""
+    """The batcher's state, folded again; intake first, then the cut (RULES B2).
+
+    A return of steps is no decision of a cut: their own cuts decide what they train, and the request, which lies in
+    ``acks`` like all input, says for how many ranks. So it is met on the way.
+    """
 
     rules: Rules
     waiting: dict[str, list[InputRecord]]
@@ -47,9 +51,17 @@ class Recomputing:
         for emit in effects.emits:
             if emit.topic is CUTS and emit.value != cut:
                 self.differing.append(f"cut {cut.sequence}: decided otherwise")
+        self._note(effects, f"~{cut.sequence:020d}")
+
+    def rest(self) -> None:
+        """What came after the last cut."""
+        self._take_in({slot: records[-1].offset + 1 for slot, records in self.waiting.items() if records})
+
+    def _note(self, effects: Effects, origin: str) -> None:
+        for emit in effects.emits:
             if emit.topic is BATCHES and isinstance(emit.value, bytes):
                 self.found[emit.partition or 0, emit.key.encode()] = emit.value
-        self._state.stage(effects, f"~{cut.sequence:020d}")
+        self._state.stage(effects, origin)
         self._state.commit()
 
     def _take_in(self, positions: Mapping[str, int]) -> None:
@@ -64,8 +76,7 @@ class Recomputing:
         except PoisonRecordError:
             return  # the engine has set it aside
         index = self._stage.inputs.index(record.topic)
-        self._state.stage(effects, origin_of(index, record.partition, record.offset))
-        self._state.commit()
+        self._note(effects, origin_of(index, record.partition, record.offset))
 
 
 async def recompute(stack: Stack) -> tuple[int, list[str]]:
@@ -81,6 +92,7 @@ async def recompute(stack: Stack) -> tuple[int, list[str]]:
     work = Recomputing(settings.rules(), waiting)
     for cut in sorted(cuts, key=lambda cut: cut.sequence):
         work.cut(cut)
+    work.rest()
     return len(batches), [*work.differing, *_compared(batches, work.found)]
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -109,6 +113,20 @@ def uneven_end(settings: BatcherSettings) -> list[dict[str, Any]]:
         return states
 
 
+def by_hand(settings: BatcherSettings, *options: str) -> subprocess.CompletedProcess[str]:
+    """What a person types."""
+    counts = {"ROLLMILL_PARTITIONS": settings.partitions, "ROLLMILL_BATCH_PARTITIONS": settings.batch_partitions}
+    where = ("--bootstrap-servers", settings.bootstrap_servers, "--prefix", settings.prefix)
+    return subprocess.run(
+        [sys.executable, "-m", "rollmill.cli", "batches", "return", *options, *where],
+        env={**os.environ, **{name: str(count) for name, count in counts.items()}},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
 def content(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...]]]:
     """Session and tokens of all trained traces of one step over its ranks."""
     rows = [
@@ -151,7 +169,9 @@ async def test_a_checkpoint_before_acknowledged_steps_goes_back_as_far_as_their_
         before = await asyncio.to_thread(together, settings, 4, 2)
         with pytest.raises(RetryableError, match="has not answered"):
             await return_steps(settings, SystemClock(), 3, 0, 2.0)
-        assert (await return_steps(settings, SystemClock(), 3, 1, WAIT)).next_step == 1
+        done = await asyncio.to_thread(by_hand, settings, "--world-size", "3", "--from-step", "1")
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(r"[1-3] steps from step 1 on are laid out for 3 ranks\n", done.stdout)
         after = await asyncio.to_thread(together, settings, 3, GROUPS - 1)
         balance = await read_balance(settings)
     assert content([steps[1] for steps in before]) == content([steps[0] for steps in after])

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -438,6 +438,8 @@ def test_a_version_function_that_fails_loses_no_step(settings: KafkaSettings) ->
     with BatchStream(settings=settings) as stream:
         with pytest.raises(ZeroDivisionError):
             next(stream.steps(fail, timeout=WAIT))
+        with pytest.raises(InvalidInputError, match=r"is \(epoch, version\), not 3: hand in `PolicyPublisher.version`"):
+            next(stream.steps(lambda: cast("tuple[int, int]", 3), timeout=WAIT))
         assert numbers(take(stream, 1)) == [0]
 
 

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from chaos.recompute import Recomputing
 from rollmill.errors import ConfigurationError
-from rollmill.models import StepAcknowledged, StepsPlaced, StepsReturned
+from rollmill.models import Cut, Record, StepAcknowledged, StepsPlaced, StepsReturned
+from rollmill.stream import InputRecord
 from rollmill.testing.batches import SampleTrace, step_values
-from rollmill.testing.memory import MemoryTask
+from rollmill.testing.memory import MemoryTask, as_bytes
 from rollmill.testing.trajectories import sample_trajectory
-from rollmill.topics import ACKS, BATCHES, TRAJECTORIES
+from rollmill.topics import ACKS, BATCHES, CUTS, TRAJECTORIES, Topic
 from rollmill.trainer.assembly import Expectation, StepAssembler
 from rollmill.trainer.wire import WireBatch, read_batch
 from rollmill_batcher.advantages import DrGrpo
@@ -161,6 +163,35 @@ def test_other_settings_make_no_other_step_of_a_returned_one() -> None:
     after.state = before.state
     returned(after)
     assert [error.reason for _, error in after.dead_letters] == ["settings_changed"]
+
+
+def test_the_same_topics_and_cuts_give_the_bytes_of_every_layout() -> None:
+    """A return is no cut: the request in ``acks`` decides it. One is met between two cuts, one after the last."""
+    task: Task = MemoryTask(BatcherStage(RULES))
+    waiting: dict[str, list[InputRecord]] = {}
+
+    def put(topic: Topic, word: Record) -> None:
+        records = waiting.setdefault(f"{topic.name}/0", [])
+        records.append(InputRecord(topic, 0, len(records), b"", as_bytes(topic, word), ()))
+        task.feed(topic, word)
+
+    def put_return(world_size: int, name: str) -> None:
+        put(ACKS, StepsReturned(run="run", request_id=name, world_size=world_size, offsets={}, at=5.0))
+
+    for name in ("g0", "g1"):
+        for n in range(4):
+            put(TRAJECTORIES, sample_trajectory(f"{name}-{n}", float(n), group=name, size=4))
+        task.tick(200.0)
+        put_return(3 if name == "g0" else 2, f"r-{name}")
+    work = Recomputing(RULES, waiting)
+    for cut in (emit.value for emit in task.of(CUTS)):
+        assert isinstance(cut, Cut)
+        work.cut(cut)
+    work.rest()
+    assert work.differing == []
+    written = {(emit.partition, emit.key.encode()): emit.value for emit in task.of(BATCHES)}
+    assert {batch.header.world_size for batch in map(read_batch, work.found.values())} == {4, 3, 2}
+    assert work.found == written
 
 
 def test_a_reader_passes_over_void_records_and_stops_at_newer_ones() -> None:

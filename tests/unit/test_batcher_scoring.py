@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollmill.errors import ConfigurationError, InvalidInputError
 from rollmill.models import RefillRequest, Trajectory
 from rollmill.strategies import BaseGroupScorer, BasePairwiseScorer
 from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import sample_trajectory
+from rollmill.testing.trajectories import sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, REFILLS, TRAJECTORIES
 from rollmill.trainer.wire import WireBatch, read_batch
 from rollmill_batcher.advantages import DrGrpo
@@ -118,6 +119,21 @@ def test_a_group_without_evaluators_trains_by_its_scorer() -> None:
     assert [emit.value for emit in ticked(members[::-1]).of(BATCHES)] == [
         emit.value for emit in ticked(members).of(BATCHES)
     ]
+
+
+def test_a_scorers_reward_stands_in_place_of_what_evaluators_gave_inside() -> None:
+    """Rewards of turns and tokens are the evaluators', the outcome at the last token included: returns are not."""
+    given = np.array([0.0, 0.25, 5.0], np.float32)
+    members = [
+        answered(f"s{n}", answer, size=3, reward=5.0).replace(
+            traces=(sample_trace(f"s{n}", reward=5.0, token_rewards=given),)
+        )
+        for n, answer in enumerate("aba")
+    ]
+    batch = batch_of(ticked(members))
+    assert batch.token_rewards is None
+    assert batch.later_rewards.tolist() == batch.rewards.tolist()
+    assert rewards(batch) == {"s0": 1.0, "s1": 0.0, "s2": 1.0}
 
 
 def test_outputs_survive_a_restart_and_are_kept_for_scorers_alone() -> None:

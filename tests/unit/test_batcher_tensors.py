@@ -4,6 +4,7 @@ import numpy as np
 
 from rollmill.models import BatchHeader, Denominators, PolicyVersion, Trace
 from rollmill.testing.trajectories import Reply, sample_trace
+from rollmill.trainer import layouts as trainers
 from rollmill.trainer.wire import WireBatch, read_batch
 from rollmill_batcher.tensors import Line, dump, filler, pack, record_bytes
 
@@ -59,10 +60,21 @@ def test_scalars_are_per_trace_and_minimal_types_hold() -> None:
     assert batch.rewards.tolist() == [0.5, 1.0]
     assert batch.advantages.tolist() == [2.0, 2.0]
     assert batch.loss_weights.tolist() == [0.25, 0.25]
-    assert batch.temperatures.tolist() == [1.0, 1.0]
     assert batch.token_rewards is None
     names = [array.dtype.name for array in (batch.input_ids, batch.loss_mask, batch.rewards)]
     assert names == ["int32", "uint8", "float32"]
+
+
+def test_each_turn_keeps_the_temperature_it_was_sampled_at() -> None:
+    """Context and turns that do not know theirs have that of the first trained turn: nothing divides by zero."""
+    turns = [turn.replace(temperature=value) for turn, value in zip(TWO_TURNS.turns, (0.5, 1.5), strict=True)]
+    batch = written(TWO_TURNS.replace(turns=tuple(turns)), ONE_TURN)
+    assert batch.temperatures.tolist() == [0.5, 0.5, 0.5, 1.5, 1.0, 1.0]
+    at_token = trainers.pack(batch, np.array([True, True])).temperatures
+    assert at_token.tolist() == [0.5] * 6 + [1.5] * 2 + [1.0] * 2
+    unknown = TWO_TURNS.replace(turns=(turns[0].replace(temperature=None), turns[1]))
+    assert written(unknown).temperatures.tolist() == [1.5, 1.5, 1.5, 1.5]
+    assert written(ONE_TURN.replace(turns=())).temperatures.tolist() == [0.0]
 
 
 def test_token_rewards_travel_where_any_trace_has_them() -> None:

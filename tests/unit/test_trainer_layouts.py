@@ -139,6 +139,9 @@ def metadata_of(value: bytes) -> dict[str, str]:
         ({"cu_seqlens": np.array([0, 2], np.int32)}, "point outside"),
         ({"trace_index": np.array([5], np.int32)}, "point outside"),
         ({"versions": np.array([[0, 0, 2]], np.int32)}, "point outside"),
+        ({"versions": np.array([[0, 0, 5], [0, 0, -2]], np.int32)}, "point outside"),
+        ({"turn_ids": np.array([[0, -1], [0, 4]], np.int32)}, "point outside"),
+        ({"temperatures": np.ones(3, np.float32)}, "temperatures has shape"),
     ],
 )
 def test_a_batch_that_contradicts_itself_is_refused(change: dict[str, np.ndarray], complaint: str) -> None:

@@ -173,6 +173,8 @@ def test_states_of_all_ranks_serve_another_number_of_ranks() -> None:
     assert whole.narrowed(Share.of(1, 2, 2)).offsets == {"1": 23}
     with pytest.raises(ConfigurationError, match="not of one checkpoint"):
         StreamState.of_ranks([STATE, STATE.replace(next_step=4)])
+    with pytest.raises(ConfigurationError, match="placement"):
+        StreamState.of_ranks([STATE, STATE.replace(offsets={"1": 23}, placement=1)])
 
 
 def test_a_rank_reads_its_part_of_the_partitions_where_the_ranks_divide_them() -> None:

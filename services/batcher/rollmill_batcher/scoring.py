@@ -43,11 +43,12 @@ class Scoring:
 
 
 def rewarded(member: Trajectory, reward: float | None) -> Trajectory:
-    """All traces of a rollout share its reward; None is not graded."""
+    """All traces of a rollout share its reward, and have no other, not at single tokens either; None is not graded."""
+    only = {"reward": reward, "token_rewards": None}
     return member.model_copy(
         update={
             "evaluation": None if reward is None else {"outcome_reward": reward},
             "ungraded_reason": NOT_SCORED if reward is None else None,
-            "traces": tuple(trace.model_copy(update={"reward": reward}) for trace in member.traces),
+            "traces": tuple(trace.model_copy(update=only) for trace in member.traces),
         }
     )

@@ -46,7 +46,7 @@ def record_bytes(trace: Trace) -> int:
     """Bytes of a trace's tensors in a record, an upper bound."""
     tokens = len(trace.prompt_ids) + len(trace.response_ids)
     rewarded = 4 * tokens * (trace.token_rewards is not None) + sum(8 + each.nbytes for each in trace.extras.values())
-    runs = 12 * (len(trace.versions) + 2) + 8 * (2 * len(trace.turns) + 2)
+    runs = 12 * (len(trace.versions) + 2) + 12 * (2 * len(trace.turns) + 2)
     return tokens * TOKEN_BYTES + rewarded + runs + 44
 
 
@@ -72,7 +72,7 @@ def pack(lines: Sequence[Line], forms: Mapping[str, Form] = NO_FORMS) -> Tensors
         "rewards": np.array([trace.reward or 0.0 for trace in traces], dtype=np.float32),
         "later_rewards": np.array([line.later for line in lines], dtype=np.float32),
         "loss_weights": np.array([line.weight for line in lines], dtype=np.float32),
-        "temperatures": np.array([_temperature(trace) for trace in traces], dtype=np.float32),
+        "temperatures": np.array([each for trace in traces for each in _temperatures(trace)], dtype=np.float32),
     }
     if any(trace.token_rewards is not None for trace in traces):
         tensors["token_rewards"] = _over_tokens(traces, np.float32, _token_rewards)
@@ -162,7 +162,13 @@ def _turn_runs(trace: Trace) -> list[tuple[int, int]]:
     return [run for run in runs if run[1]]
 
 
-def _temperature(trace: Trace) -> float:
-    """Of the first trained turn that knows it; 0.0 is unknown."""
-    known = (turn.temperature for turn in trace.turns if turn.trained and turn.temperature is not None)
-    return next(known, 0.0)
+def _temperatures(trace: Trace) -> list[float]:
+    """Of each of `_turn_runs`: the turn's own; where there is none, that of the first trained turn that knows its own.
+
+    0.0 where no turn does.
+    """
+    own = [turn.temperature for turn in trace.turns]
+    trained = (turn.temperature for turn in trace.turns if turn.trained and turn.temperature is not None)
+    other = next(trained, 0.0)
+    known = [other if temperature is None else temperature for temperature in own]
+    return [other if turn < 0 else known[turn] for turn, _ in _turn_runs(trace)]

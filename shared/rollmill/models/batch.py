@@ -27,7 +27,10 @@ TENSORS: dict[str, tuple[str, str]] = {
         "token rewards of the rollout's later traces; the trace's reward where no token of the rollout has one",
     ),
     "loss_weights": ("float32 [N]", "weight of every trained token of the trace (RULES A1)"),
-    "temperatures": ("float32 [N]", "sampling temperature of the trace; 0.0 = unknown"),
+    "temperatures": (
+        "float32 [U]",
+        "sampling temperature of each run of turn_ids; 0.0 = no turn of the trace knows it",
+    ),
     "turn_ids": ("int32 [U, 2]", "runs of (turn, length) over [T]; turn -1 at context"),
     "token_rewards": ("float32 [T]", "reward given at a single token; only where any trace has them"),
 }

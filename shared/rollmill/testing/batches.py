@@ -141,7 +141,7 @@ def _tensors(traces: Sequence[SampleTrace], rows: Sequence[int]) -> dict[str, np
         "rewards": _array([trace.reward for trace in traces], np.float32),
         "later_rewards": _array([trace.reward for trace in traces], np.float32),
         "loss_weights": _array([trace.weight for trace in traces], np.float32),
-        "temperatures": _array([1.0 for _ in traces], np.float32),
+        "temperatures": _array([1.0 for _ in runs], np.float32),
     }
 
 
@@ -149,7 +149,9 @@ def _filler() -> dict[str, npt.NDArray[Any]]:
     """Two tokens of context that belong to no trace of the table."""
     idle = SampleTrace("filler", prompt=(1, 2), reply=(), log_probs=(), weight=0.0, advantage=0.0)
     tensors = _tensors([idle], [-1])
-    kept = {name: tensors[name][:1] for name in ("versions", "turn_ids")}  # a run of no tokens is no run
+    kept = {
+        name: tensors[name][:1] for name in ("versions", "turn_ids", "temperatures")
+    }  # a run of no tokens is no run
     return {**tensors, **kept}
 
 

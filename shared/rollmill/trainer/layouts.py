@@ -43,7 +43,8 @@ class PackedArrays:
     versions: npt.NDArray[np.int32]
     """[T, 2], epoch and version that sampled the token; (-1, -1) at context."""
     temperatures: npt.NDArray[np.float32]
-    """[T], sampling temperature of the trace; 0.0 = unknown."""
+    """[T], at which the token's turn was sampled; at context and in turns that do not say, that of the trace's first
+    trained turn that does. 0.0 = none does."""
     turn_ids: npt.NDArray[np.int32]
     """[T], turn that sampled the token; -1 at context."""
     prompt_lengths: npt.NDArray[np.int32]
@@ -113,7 +114,7 @@ def pack(batch: WireBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
         advantages=np.repeat(batch.advantages, lengths),
         loss_weight=np.repeat(batch.loss_weights, lengths) * loss_mask,
         versions=np.repeat(batch.versions[:, :2], batch.versions[:, 2], axis=0),
-        temperatures=np.repeat(batch.temperatures, lengths),
+        temperatures=np.repeat(batch.temperatures, batch.turn_ids[:, 1]),
         turn_ids=np.repeat(batch.turn_ids[:, 0], batch.turn_ids[:, 1]),
         prompt_lengths=batch.prompt_lengths,
         rewards=batch.rewards,

@@ -53,9 +53,11 @@ class StreamState(Record):
     def of_ranks(cls, states: Sequence[Self]) -> Self:
         """One state with the partitions of all. Raises ConfigurationError where they are not of one checkpoint."""
         first = states[0]
-        alike = {(each.run, each.epoch, each.next_step, each.world_size) for each in states}
+        alike = {(each.run, each.epoch, each.next_step, each.world_size, each.placement) for each in states}
         if len(alike) > 1:
-            raise ConfigurationError(f"the states are not of one checkpoint: (run, epoch, step, ranks) {sorted(alike)}")
+            raise ConfigurationError(
+                f"the states are not of one checkpoint: (run, epoch, step, ranks, placement) {sorted(alike)}"
+            )
         offsets = {number: offset for each in states for number, offset in each.offsets.items()}
         return first.replace(offsets=offsets)
 

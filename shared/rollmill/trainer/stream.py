@@ -108,7 +108,7 @@ class BatchStream:
         ``version`` is asked at each hand-over for the (epoch, version) of the weights that will be trained; traces
         that are too stale for it are cleared, on every rank alike. A step of which nothing is left is acknowledged
         as excluded and never handed out. Raises NoBatch after ``timeout`` seconds without a step (None: the
-        stream's own), FatalError where a step is missing in the log.
+        stream's own), FatalError where a step is missing in the log, InvalidInputError where ``version()`` is no pair.
         """
         self._open()
         wait = self._timeout if timeout is None else timeout
@@ -116,7 +116,7 @@ class BatchStream:
             records = self._await_step(wait)
             if records is None:
                 return
-            step = self._hand_over(records, PolicyVersion(*version()))
+            step = self._hand_over(records, _told(version()))
             if step is not None:
                 yield step
 
@@ -224,3 +224,13 @@ class BatchStream:
         self._loop.call(self._session.acknowledge(first.records, first.verdict))
         self._open_steps.popleft()
         self._counts["steps_acknowledged"] += 1
+
+
+def _told(version: object) -> PolicyVersion:
+    """A number alone does not say which epoch it is of."""
+    if isinstance(version, tuple | list) and len(version) == 2:  # noqa: PLR2004  # epoch and version
+        return PolicyVersion(*version)
+    raise InvalidInputError(
+        f"the version to be trained is (epoch, version), not {version!r}: hand in `PolicyPublisher.version`, or what "
+        "`update`, `announce` and `resume` return"
+    )

@@ -177,7 +177,8 @@ def _check(batch: WireBatch) -> None:
 
 
 def _fits(shape: tuple[int, ...], wanted: str, batch: WireBatch) -> bool:
-    known = {"T": len(batch.input_ids), "N": len(batch.cu_seqlens) - 1, "N + 1": len(batch.cu_seqlens)}
+    traces, runs = len(batch.cu_seqlens) - 1, len(batch.turn_ids)
+    known = {"T": len(batch.input_ids), "N": traces, "N + 1": traces + 1, "U": runs}
     sizes = wanted.partition("[")[2].rstrip("]").split(", ")
     expected = [known.get(size, int(size) if size.isdigit() else None) for size in sizes]
     return len(shape) == len(expected) and all(
@@ -189,7 +190,11 @@ def _bounds_hold(batch: WireBatch) -> bool:
     """Sequences tile [T], runs cover [T], and every trace names a row of the table and a group (-1: a filler's)."""
     tokens, bounds = len(batch.input_ids), batch.cu_seqlens
     tiled = bool(len(bounds) and bounds[0] == 0 and bounds[-1] == tokens and (np.diff(bounds) >= 0).all())
-    covered = all(int(runs[:, -1].sum()) == tokens for runs in (batch.versions, batch.turn_ids))
+    covered = all(_cover(runs[:, -1], tokens) for runs in (batch.versions, batch.turn_ids))
     places = ((batch.trace_index, len(batch.header.table)), (batch.group_index, len(batch.header.groups)))
     named = all(bool((index >= -1).all() and (index < count).all()) for index, count in places)
     return tiled and covered and named
+
+
+def _cover(lengths: npt.NDArray[np.int32], tokens: int) -> bool:
+    return bool((lengths >= 0).all()) and int(lengths.sum(dtype=np.int64)) == tokens

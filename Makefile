@@ -6,9 +6,10 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 EXAMPLES ?= 50000
 SEEDS ?= 20
+WITH_PROMETHEUS = prometheus=$$(.ci/debian-program prometheus prometheus unpacked) && export PATH="$$(dirname "$$prometheus"):$$PATH";
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas chaos chaos-mutations clean
+.PHONY: help setup demo demo-llm test fuzz grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas dashboards dashboards-preview chaos chaos-mutations clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,7 +31,7 @@ demo-llm: $(STAMP) ## Run a session with a real language model on the CPU; compi
 	@PYTHONPATH=examples $(BIN)/python -m real_llm $(ARGS)
 
 test: $(STAMP) ## Run all tests; those on Apache Kafka start their own broker
-	@bwrap=$$(.ci/debian-program bubblewrap bwrap) && export ROLLMILL_SANDBOX_BWRAP="$$bwrap"; $(BIN)/python -m pytest $(ARGS)
+	@bwrap=$$(.ci/debian-program bubblewrap bwrap) && export ROLLMILL_SANDBOX_BWRAP="$$bwrap"; $(WITH_PROMETHEUS) $(BIN)/python -m pytest $(ARGS)
 
 fuzz: $(STAMP) ## Try 50,000 new generated sessions on the builder; EXAMPLES=500 tries fewer
 	@ROLLMILL_HYPOTHESIS_PROFILE=fuzz ROLLMILL_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest \
@@ -83,6 +84,12 @@ up: $(STAMP) ## Run Kafka and all services here, e.g. ARGS="--upstream http://12
 schemas: $(STAMP) ## Write schemas/, the topic table of README.md and what the chart has of the settings and topics
 	@$(BIN)/rollmill schemas $(ARGS)
 	@$(BIN)/python -m deploy.chart_files
+
+dashboards: $(STAMP) ## Write the dashboards and docs/metrics.md from the catalogue of metrics
+	@$(BIN)/python -m dashboards generate $(ARGS)
+
+dashboards-preview: $(STAMP) ## Play the demo under a Prometheus and draw every panel into .rollmill/dashboards
+	@$(WITH_PROMETHEUS) PYTHONPATH=examples $(BIN)/python -m dashboards preview $(ARGS)
 
 clean: ## Remove caches and builds; .venv and the data of `rollmill up` stay
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -51,6 +51,8 @@ class Metric:
     family: str | None = None
     """Begins the names of a stage's counts that go here; the rest of the name is the value of the only label."""
     buckets: tuple[float, ...] = QUICK
+    meanings: tuple[tuple[str, str], ...] = ()
+    """Of the values of its only label, where names alone say too little."""
 
     @property
     def full_name(self) -> str:

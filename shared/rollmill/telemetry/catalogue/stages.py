@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rollmill.telemetry.catalogue.metric import SLOW, Kind, Label, Metric
 
 BUILDER, MERGER, BATCHER = "builder", "reward-merger", "batcher"
@@ -92,7 +94,8 @@ def _counter(
 
 
 def _events(component: str, known: dict[str, str]) -> Metric:
-    return _counter(EVENTS, "events", _EVENTS_HELP, (component,), Label("event", tuple(known)), family="")
+    made = _counter(EVENTS, "events", _EVENTS_HELP, (component,), Label("event", tuple(known)), family="")
+    return replace(made, meanings=tuple(known.items()))
 
 
 _TASK = Label("task")

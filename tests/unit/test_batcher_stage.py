@@ -393,6 +393,18 @@ def test_a_flush_interval_takes_fewer_groups() -> None:
     assert "group:open" in task.state
 
 
+def test_a_flush_interval_takes_a_group_that_its_deadline_has_made_ready() -> None:
+    """A member that never ends keeps no other waiting, also where no group is full."""
+    task = task_of(groups_per_step=2, flush_seconds=30.0, groups=GroupRules(deadline_seconds=60.0))
+    for n in range(2):
+        task.feed(TRAJECTORIES, sample_trajectory(f"s{n}", float(n), size=3))
+    task.tick(159.0)
+    task.tick(189.0)
+    assert cuts(task) == []
+    task.tick(190.0)
+    assert [cut.groups for cut in cuts(task)] == [("g",)]
+
+
 def test_too_large_a_trace_is_excluded_and_counts() -> None:
     task = task_of()
     long = sample_trace("g-a", (Reply(tuple(range(100))),))

@@ -37,7 +37,7 @@ STAGE = "batcher"
 def proposed(state: StateView[Held], positions: Mapping[str, int], now: float, rules: Rules, *, caught_up: bool) -> Cut:
     """The cut that would be made now; its results are still empty.
 
-    A flush takes less than a full step: at the end of the stream, or when the oldest ready group has waited long
+    A flush takes less than a full step: at the end of the stream, or when the group ready first has waited long
     enough. Neither is asked while more input is known to wait.
     """
     progress = progress_of(state)
@@ -68,7 +68,8 @@ def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rule
         excluded=decision.tokens_excluded,
     )
     batches = micro_batches(decision.step, recorded, progress.clock, rules) if decision.step else ()
-    refills = [Emit(REFILLS, word.group_id, word, partition=0) for word in refill_requests(decision.closed, cut)]
+    wanted = refill_requests(decision.closed, cut, rules.learning.advantage.min_rollouts)
+    refills = [Emit(REFILLS, word.group_id, word, partition=0) for word in wanted]
     outcomes = [exclusion_emit(exclusion, cut.now) for exclusion in decision.exclusions]
     deltas = [done_delta(_marker(group, cut)) for group in decision.closed]
     deltas += [step_delta(CutStep(cut=recorded, forks=progress.forks, content=batches[0].content))] if batches else []
@@ -103,11 +104,14 @@ def exclusion_emit(exclusion: Exclusion, at: float) -> Emit:
 
 
 def _waited(waiting: Iterable[Group], progress: Progress, now: float, rules: Rules) -> bool:
-    """The flush interval has passed since the last step and since the oldest full group had its last member."""
+    """The flush interval has passed since the last step and since the first group was ready.
+
+    That is when a full group had its last member, and when any other met its deadline.
+    """
     if rules.flush_seconds is None:
         return False
-    ends = [group.last_end for group in waiting if group.is_full]
-    return bool(ends) and max(min(ends), progress.last_step_at) + rules.flush_seconds <= now
+    ready = [g.last_end if g.is_full else g.first_end + rules.groups.deadline_seconds for g in waiting]
+    return bool(ready) and max(min(ready), progress.last_step_at) + rules.flush_seconds <= now
 
 
 def _advanced(progress: Progress, cut: Cut) -> Progress:

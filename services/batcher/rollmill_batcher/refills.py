@@ -11,9 +11,13 @@ from rollmill_batcher.standing import JudgedGroup
 NOTHING_TO_TRAIN = "nothing_to_train"
 
 
-def refill_requests(closed: Iterable[JudgedGroup], cut: Cut) -> list[RefillRequest]:
-    """One for each group that expired or failed at ``cut``."""
-    return [_request(group, cut) for group in closed if group.state is not GroupState.CUT]
+def refill_requests(closed: Iterable[JudgedGroup], cut: Cut, least: int) -> list[RefillRequest]:
+    """One for each group that expired or failed at ``cut``.
+
+    None for a group that announced fewer rollouts than the ``least`` that are compared: it would fail again, for ever.
+    """
+    lacking = [group for group in closed if group.state is not GroupState.CUT and group.group.size >= least]
+    return [_request(group, cut) for group in lacking]
 
 
 def _request(group: JudgedGroup, cut: Cut) -> RefillRequest:

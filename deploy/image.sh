@@ -18,7 +18,7 @@ install() { # DIST VENV EXTRAS
   target=$(echo "$1"/rollmill-*.whl)
   [ -z "$3" ] || target="$target[$3]"
   "$python" -m venv --without-pip "$2"
-  "$python" -m pip --python "$2/bin/python" install --quiet --disable-pip-version-check --no-cache-dir "$target"
+  "$python" -m pip --python "$2/bin/python" install --quiet --disable-pip-version-check "$target"
 }
 
 case $step in

@@ -1,13 +1,17 @@
-"""One wheel: it imports without PyTorch, and each service starts with its own extra alone."""
+"""One wheel: it imports without PyTorch, and each service starts with its own extra alone.
+
+It is built and installed by the steps of the Dockerfile, from the files that the Dockerfile copies.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
-import venv
 import zipfile
 from asyncio.subprocess import Process
 from collections.abc import Callable
@@ -39,11 +43,28 @@ assert "site-packages" in rollmill.__file__, rollmill.__file__
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_SECONDS)
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in copied_into_images():
+        into = source / name
+        into.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, into)
+    image_step(source, "wheel", str(source), str(out))
     (built,) = out.iterdir()
     return built
+
+
+def copied_into_images() -> list[str]:
+    """Files and folders of the stage that builds the wheel, as the Dockerfile has them; its steps are ours, too."""
+    stage = (ROOT / "Dockerfile").read_text().partition("AS wheel")[2].partition("\nFROM ")[0]
+    assert "RUN deploy/image.sh wheel /source /dist\n" in stage
+    assert 'RUN deploy/image.sh install /dist /opt/rollmill "${SERVICE:?is missing}${EXTRAS:+,$EXTRAS}"\n' in stage
+    return [name for names in re.findall(r"^COPY (.+) \S+$", stage, re.MULTILINE) for name in names.split()]
+
+
+def image_step(directory: Path, *words: str) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable}
+    command = [str(ROOT / "deploy" / "image.sh"), *words]
+    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_SECONDS, cwd=directory, env=environment)
 
 
 @pytest.fixture(scope="session")
@@ -73,12 +94,8 @@ def requirements(wheel: Path, extra: str) -> frozenset[str]:
 
 
 def install(wheel: Path, extra: str, directory: Path) -> Path:
-    venv.create(directory, with_pip=False)
-    python = directory / "bin" / "python"
-    target = f"{wheel}[{extra}]" if extra else str(wheel)
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", target]
-    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_SECONDS)
-    return python
+    image_step(directory, "install", str(wheel.parent), str(directory / "venv"), extra)
+    return directory / "venv" / "bin" / "python"
 
 
 def test_the_bare_wheel_imports_without_torch_and_without_a_service(

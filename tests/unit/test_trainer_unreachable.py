@@ -2,12 +2,13 @@
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from rollmill.errors import ConfigurationError, FatalError
 from rollmill.settings import KafkaSettings
-from rollmill.trainer import BatchStream, PolicyPublisher
+from rollmill.trainer import BatchStream, PolicyPublisher, TrajectoryStream
 
 
 @pytest.fixture
@@ -40,3 +41,22 @@ def test_a_stream_that_was_never_used_touches_no_broker(nowhere: KafkaSettings) 
 def test_a_rank_that_cannot_be_is_refused(rank: int, world_size: int) -> None:
     with pytest.raises(ConfigurationError, match="ranks count from 0"):
         BatchStream(rank, world_size, settings=KafkaSettings(batch_partitions=8))
+
+
+@pytest.mark.parametrize(
+    ("state", "complaint"),
+    [
+        ({}, "run None"),
+        ({"run": "run"}, "no state of a trajectory stream"),
+        ({"run": "run", "places": [1]}, "no state of a trajectory stream"),
+        ({"run": "run", "places": {"zero": {}}}, "no state of a trajectory stream"),
+        ({"run": "run", "places": {"0": {"next": 1}}}, "no state of a trajectory stream"),
+        ({"run": "run", "places": {"0": {}}}, "another rank or number of ranks"),
+    ],
+)
+def test_a_state_of_something_else_is_refused_before_anything_moves(
+    nowhere: KafkaSettings, state: dict[str, Any], complaint: str
+) -> None:
+    settings = nowhere.model_copy(update={"hand_over": "trajectories", "partitions": 2})
+    with TrajectoryStream(settings=settings) as stream, pytest.raises(ConfigurationError, match=complaint):
+        stream.load_state_dict(state)

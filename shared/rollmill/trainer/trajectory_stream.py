@@ -131,11 +131,12 @@ class TrajectoryStream:
         """Go on from a checkpoint; it beats the committed position. Rollouts in hand become void.
 
         What was finished since the checkpoint and comes again is taken back in ``outcomes`` when it is finished again:
-        the ledger counts the last word.
+        the ledger counts the last word. Raises ConfigurationError for a state of another run or rank, or of something
+        else.
         """
         if state.get("run") != self._settings.run:
             raise ConfigurationError(f"the state belongs to run {state.get('run')!r}, not {self._settings.run!r}")
-        places = {int(number): Place.model_validate(place) for number, place in state["places"].items()}
+        places = _places(state)
         if set(places) != set(self._session.places):
             raise ConfigurationError(f"the state is of partitions {sorted(places)}: another rank or number of ranks")
         self._handed.clear()
@@ -219,3 +220,10 @@ class TrajectoryStream:
                 reason=reason,
                 at=self._clock.now(),
             )
+
+
+def _places(state: dict[str, Any]) -> dict[int, Place]:
+    try:
+        return {int(number): Place.model_validate(place) for number, place in state["places"].items()}
+    except (KeyError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"this is no state of a trajectory stream: {error}") from error

@@ -25,7 +25,9 @@ log, and the ledger counts it.
 
 `charts/rollmill/dashboards/overview.json` shows the most important ones in Grafana: flow, tokens, learning. It is
 generated from `dashboards/overview.py`; its variables are the data source and the prefix. `make dashboards-preview`
-plays the demo under a Prometheus of its own and draws every panel into `.rollmill/dashboards/`, without Grafana.
+plays the demo under a Prometheus of its own and draws every panel into `.rollmill/dashboards/`, without Grafana
+(`--again` draws what was recorded before). The tests ask every expression of every panel of a real Prometheus that
+scraped a run; Grafana itself is no part of them.
 """
 MOST_VALUES = 6
 

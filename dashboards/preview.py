@@ -112,9 +112,8 @@ def _draw(axes: Axes, panel: Panel, found: Sequence[Line]) -> None:
     else:
         for line, color in zip(found, _colors(found), strict=True):
             axes.plot(*_columns(line), color=color, linewidth=1.4, label=line.name)
-        axes.margins(x=0)
     _limits(axes, panel, found)
-    _dress(axes, panel, len(found))
+    _dress(axes, panel, found)
 
 
 def _stat(axes: Axes, panel: Panel, found: Sequence[Line]) -> None:
@@ -153,7 +152,7 @@ def _limits(axes: Axes, panel: Panel, found: Sequence[Line]) -> None:
             axes.axhline(at, color=SHADES[color], linewidth=0.9, linestyle=(0, (4, 3)))
 
 
-def _dress(axes: Axes, panel: Panel, count: int) -> None:
+def _dress(axes: Axes, panel: Panel, found: Sequence[Line]) -> None:
     unit = panel.unit if panel.unit in WRITTEN_OUT else Unit.NUMBER
     axes.yaxis.set_major_formatter(lambda value, _: written(value, unit))
     axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds:.0f} s")
@@ -161,9 +160,9 @@ def _dress(axes: Axes, panel: Panel, count: int) -> None:
     axes.tick_params(labelsize=7.5, colors="#555555", length=2)
     axes.grid(color="#e3e3e3", linewidth=0.7)
     axes.set_axisbelow(True)
-    axes.set_xlim(left=0.0)
+    axes.set_xlim(0.0, max((at for line in found for at, _ in line.points), default=1.0))
     axes.spines[:].set_visible(False)
-    if count:
+    if found:
         axes.legend(
             loc="upper left",
             bbox_to_anchor=(-0.16, -0.13),

@@ -121,6 +121,16 @@ def test_values_that_users_make_up_are_bounded() -> None:
     assert other == 2 * MOST_SERIES
 
 
+def test_a_partition_that_went_to_another_member_is_no_longer_shown() -> None:
+    metrics = Metrics("evaluator")
+    for partition in ("0", "1"):
+        metrics.gauge("evaluator_lag_records", 5, reads="light", topic="built", partition=partition)
+    for _ in range(2):
+        metrics.forget("evaluator_lag_records", reads="light", topic="built", partition="0")
+    shown = series(metrics)["rollmill_evaluator_lag_records"]
+    assert [labels["partition"] for labels in shown] == ["1"]
+
+
 def test_a_stage_of_somebody_else_has_the_engine_metrics_and_any_event() -> None:
     metrics = Metrics("my-stage")
     metrics.count_all({"words": 2, "dead_letters_conflict": 1})

@@ -170,9 +170,10 @@ class Group:
                     return
                 progress.pass_to(position)
                 lag = max(0, (self._consumer.highwater(place) or position) - position)
-                self._metrics.gauge(
-                    "evaluator_lag_records", lag, topic=self._topic.name, partition=str(place.partition), **self._labels
-                )
+                self._metrics.gauge("evaluator_lag_records", lag, **self._place_labels(place))
+
+    def _place_labels(self, place: TopicPartition) -> dict[str, str]:
+        return {**self._labels, "topic": self._topic.name, "partition": str(place.partition)}
 
     async def _show_life(self) -> None:
         if time.monotonic() - self._polled_at < SIGN_OF_LIFE_SECONDS:
@@ -254,6 +255,7 @@ class Group:
                 task.cancel()
         for place in lost:
             del self._progress[place]
+            self._metrics.forget("evaluator_lag_records", **self._place_labels(place))
         self._commits.forget(lost)
 
     async def _commit(self) -> None:

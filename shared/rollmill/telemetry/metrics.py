@@ -60,6 +60,10 @@ class Metrics:
         """Forget a gauge's series: what it is about to be told is all that there is."""
         self._known[name].clear()
 
+    def forget(self, name: str, **labels: str) -> None:
+        """Forget one series of a gauge: somebody else shows it now."""
+        self._known[name].forget(labels)
+
     def exposition(self) -> bytes:
         """The text format that Prometheus scrapes."""
         return generate_latest(self._exported)
@@ -147,6 +151,11 @@ class _Known:
             child = self._collector.labels(*values) if values else self._collector
             found = self._series[values] = _series(child)
         return found
+
+    def forget(self, labels: Mapping[str, str]) -> None:
+        values = tuple(labels[name] for name in self.metric.label_names)
+        if self._series.pop(values, None) is not None:
+            self._collector.remove(*values)
 
     def clear(self) -> None:
         self._series.clear()

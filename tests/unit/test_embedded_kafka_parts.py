@@ -9,7 +9,8 @@ import pytest
 
 from rollmill.errors import ConfigurationError
 from rollmill.kafka.embedded.artifacts import class_path
-from rollmill.kafka.embedded.config import BrokerConfig, Listener
+from rollmill.kafka.embedded.config import BrokerConfig
+from rollmill.kafka.embedded.doors import Listener
 from rollmill.kafka.embedded.java import find_java, java_version
 from rollmill.kafka.embedded.lock import LOCK_PATH, ArtifactLock, LockedArtifact, load_lock
 from rollmill.kafka.embedded.ports import Ports, choose_ports

@@ -5,16 +5,22 @@ from __future__ import annotations
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollmill.ledger import Balance
-from rollmill.ledger.metrics import show
+from rollmill.ledger import Balance, Totals
+from rollmill.ledger.balance import BUCKETS
+from rollmill.ledger.metrics import fates, show
+from rollmill.models import CallKind, CallStatus, Purpose, SessionStatus
 from rollmill.telemetry.catalogue import CATALOGUE, COMPONENTS, Kind, Metric, metrics_of
 from rollmill.telemetry.metrics import MOST_SERIES, Metrics, UndeclaredMetricError
+from rollmill_batcher.groups import CLOSED
+from rollmill_batcher.reports import LENGTHS, MOST_STALE
+from rollmill_capture.engines.asking import EngineKind
+from rollmill_capture.engines.oddities import EMPTY_ARGUMENTS, NOT_PARSED
 
 ROOT = Path(__file__).parents[2]
 MEASURES = re.compile(r"metrics\.(count|gauge|observe)\(\s*\"([a-z_]+)\"")
@@ -58,6 +64,27 @@ def test_entries_of_one_name_differ_in_label_values_alone() -> None:
         assert len({(m.kind, m.help, m.unit, m.label_names, m.family, m.buckets) for m in entries}) == 1
         components = [component for metric in entries for component in metric.components]
         assert len(components) == len(set(components)), entries[0].name
+
+
+@pytest.mark.parametrize(
+    ("component", "metric", "label", "values"),
+    [
+        ("capture", "calls", "status", CallStatus),
+        ("capture", "calls", "kind", CallKind),
+        ("capture", "sessions_opened", "purpose", Purpose),
+        ("capture", "sessions_closed", "status", SessionStatus),
+        ("capture", "engine_ids", "engine", EngineKind),
+        ("capture", "parser_failures", "sign", (EMPTY_ARGUMENTS, NOT_PARSED)),
+        ("batcher", "groups_closed", "state", CLOSED),
+        ("batcher", "traces_judged", "length", [*(f"to_{bound}" for bound in LENGTHS), f"above_{LENGTHS[-1]}"]),
+        ("batcher", "tokens_by_staleness", "versions", [*map(str, range(MOST_STALE + 1)), "more"]),
+        ("ledger", "ledger_length_tokens", "length", BUCKETS),
+        ("ledger", "ledger_tokens", "fate", fates(Totals())),
+    ],
+)
+def test_known_values_are_those_of_the_code(component: str, metric: str, label: str, values: Iterable[str]) -> None:
+    declared = {item.name: item for item in metrics_of(component)[metric].labels}
+    assert set(declared[label].values) == set(values)
 
 
 def test_names_say_their_unit_as_prometheus_wants_it() -> None:

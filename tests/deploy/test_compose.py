@@ -218,6 +218,9 @@ def test_kafka_is_set_up_as_the_embedded_one(services: dict[str, Service]) -> No
         for name, value in environment(services["kafka"]).items()
         if name.startswith("KAFKA_") and name != "KAFKA_HEAP_OPTS"
     }
+    known = BrokerConfig().server_properties(log_dir=ROOT, broker_port=1, controller_port=2)
+    names = {line.partition("=")[0] for line in known.splitlines()}
+    assert set(given) - names <= {"controller.quorum.voters"}
     own = {"inter.broker.listener.name", "controller.listener.names"}
     differing = {name for name, value in given.items() if SINGLE_NODE.get(name, value).lower() != value.lower()}
     assert differing <= own

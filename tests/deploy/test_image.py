@@ -77,7 +77,9 @@ def test_a_stopped_container_waits_for_the_drain(tmp_path: Path, container: dict
 
 
 def test_a_fenced_container_that_is_stopped_waits_no_more(tmp_path: Path, container: dict[str, str]) -> None:
-    with started(tmp_path, {**container, "FENCED_PAUSE_SECONDS": "600"}, 'trap "" TERM; echo fenced; exit 75') as process:
+    with started(
+        tmp_path, {**container, "FENCED_PAUSE_SECONDS": "600"}, 'trap "" TERM; echo fenced; exit 75'
+    ) as process:
         terminate_after(process, b"fenced\n")
         assert process.wait(timeout=20) == 75
 

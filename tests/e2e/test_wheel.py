@@ -17,18 +17,20 @@ from asyncio.subprocess import Process
 from collections.abc import Callable
 from email import message_from_bytes
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 
 from rollmill.kafka.admin import apply_topics
 from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import DRAIN_ORDER, free_port, kafka_environment, service_program
+from rollmill.supervisor import DRAIN_ORDER, free_port, kafka_environment
 from rollmill.supervisor.probe import is_ready
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[2]
+START = ROOT / "deploy" / "start.sh"
 INSTALL_SECONDS, READY_SECONDS = 600, 60
 
 BARE = """
@@ -118,25 +120,52 @@ async def settings(kafka_broker: EmbeddedKafka, topic_prefix: str) -> KafkaSetti
     return settings
 
 
+@pytest.fixture(scope="session")
+def as_in_a_container() -> Callable[[Path], list[str]]:
+    """Runs a command as containers do: another user, and nothing to write to but a folder for temporary files.
+
+    Plainly, where bubblewrap cannot.
+    """
+    bwrap = os.environ.get("ROLLMILL_SANDBOX_BWRAP", "bwrap")
+    confined = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", gettempdir()]
+    confined += ["--unshare-user", "--uid", "10001", "--gid", "10001"]
+    there = shutil.which(bwrap) is not None
+    possible = there and subprocess.run([*confined, "true"], check=False, capture_output=True).returncode == 0
+
+    def command(venv: Path) -> list[str]:
+        read = (word for path in (venv, START.parent) for word in ("--ro-bind", str(path), str(path)))
+        return [*confined, *read] if possible else []
+
+    return command
+
+
 @pytest.mark.parametrize("service", DRAIN_ORDER)
 async def test_a_service_starts_with_its_own_extra_alone(
-    service: str, environment_with: Callable[[str], Path], settings: KafkaSettings, tmp_path: Path
+    service: str,
+    environment_with: Callable[[str], Path],
+    as_in_a_container: Callable[[Path], list[str]],
+    settings: KafkaSettings,
+    tmp_path: Path,
 ) -> None:
     python = await asyncio.to_thread(environment_with, service)
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     port = free_port()
     ports = {"ROLLMILL_HEALTH_PORT": str(port), "ROLLMILL_PORT": str(free_port())}
+    image = {"SERVICE": service, "PATH": f"{python.parent}:{bare['PATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
     process = await asyncio.create_subprocess_exec(
-        str(python),
-        "-m",
-        service_program(service, {}).module,
+        *as_in_a_container(python.parents[1]),
+        # bubblewrap passes no signals on, so whoever stops the service has to know it.
+        *("/bin/sh", "-c", f"echo $$; . {START}"),
         cwd=tmp_path,
-        env={**bare, **kafka_environment(settings), **ports},
+        env={**bare, **kafka_environment(settings), **ports, **image},
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+    assert process.stdout
+    started = int(await asyncio.wait_for(process.stdout.readline(), READY_SECONDS))
     ready = await ready_or_ended(process, port)
     if process.returncode is None:
-        process.send_signal(signal.SIGTERM)
+        os.kill(started, signal.SIGTERM)
     _, said = await asyncio.wait_for(process.communicate(), READY_SECONDS)
     assert ready, said.decode()
     assert process.returncode == 0, said.decode()

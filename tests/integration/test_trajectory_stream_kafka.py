@@ -125,6 +125,24 @@ def test_what_cannot_train_is_excluded_and_never_handed_over(settings: KafkaSett
     }
 
 
+def test_any_number_that_cannot_train_may_lie_between_rollouts_in_hand(settings: KafkaSettings) -> None:
+    """A commit has room for some hundred finished offsets above an open one."""
+    here = [name for name in (f"s{n}" for n in range(2400)) if partition_of(name.encode(), 2) == 0]
+    first, *exams, last = here
+    put(settings, sample_trajectory(first), *(sample_trajectory(e, purpose=Purpose.EVAL) for e in exams))
+    put(settings, sample_trajectory(last))
+    with TrajectoryStream(settings=settings) as stream:
+        taken = take(stream, 2)
+        assert set(taken) == {first, last}
+        stream.ack([taken[last]])
+        assert set(outcomes(settings)) == {last}
+        stream.ack([taken[first]])
+        assert stream.state_dict()["places"]["0"]["done"] == []
+    found = outcomes(settings)
+    assert (found.pop(first), found.pop(last)) == (TRAINED, TRAINED)
+    assert found == {name: [(Disposition.EXCLUDED, "eval")] for name in exams}
+
+
 def test_reading_along_sees_everything_and_writes_nothing(settings: KafkaSettings) -> None:
     put(
         settings,

@@ -12,6 +12,10 @@ MAX_METADATA = 4000
 """Bytes of a commit's metadata; the broker refuses more than 4,096."""
 
 
+class TooManyGapsError(InvalidInputError):
+    """More is finished above an open offset than a commit can say."""
+
+
 class Place(Record):
     """Everything below ``next_offset`` is finished, and so is ``done``."""
 
@@ -39,10 +43,10 @@ class Place(Record):
         return [offset + 1 for offset in self.done]
 
     def metadata(self) -> str:
-        """For the commit. Raises InvalidInputError where too many are finished above an open one."""
+        """For the commit. Raises TooManyGapsError where too many are finished above an open one."""
         text = dump_json({"done": self.done, "reached": self.reached}).decode()
         if len(text) > MAX_METADATA:
-            raise InvalidInputError(
+            raise TooManyGapsError(
                 f"{len(self.done)} trajectories are finished above offset {self.next_offset}, which is open: finish "
                 "older ones first"
             )

@@ -16,7 +16,7 @@ from rollmill.topics import TRAJECTORIES
 from rollmill.trainer.acknowledging import STAGE
 from rollmill.trainer.hand_over import refuse_other_hand_over
 from rollmill.trainer.loop import LoopThread
-from rollmill.trainer.places import Place
+from rollmill.trainer.places import Place, TooManyGapsError
 from rollmill.trainer.stream import NoBatch
 from rollmill.trainer.trajectory_session import Read, TrajectorySession
 from rollmill.trainer.writer import TransactionalWriter
@@ -29,6 +29,19 @@ class Rollout:
     trajectory: Trajectory
     read: Read
     """Where it lies in the log."""
+
+
+@dataclass(frozen=True)
+class Closing:
+    """Records that are done, and the words on them."""
+
+    reads: Sequence[Read] = ()
+    outcomes: Sequence[Outcome] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[Self]) -> Self:
+        """All of them at once."""
+        return cls([read for part in parts for read in part.reads], [word for part in parts for word in part.outcomes])
 
 
 class TrajectoryStream:
@@ -71,6 +84,8 @@ class TrajectoryStream:
         self._session = TrajectorySession(self._settings, range(rank, count, world_size), writer)
         self._loop = LoopThread(f"rollmill-trajectories-{rank}")
         self._handed: dict[int, Rollout] = {}
+        self._passed: list[Closing] = []
+        """What cannot train and came while a rollout was in hand: finished with the next word on one."""
 
     def __enter__(self) -> Self:
         return self
@@ -140,6 +155,7 @@ class TrajectoryStream:
         if set(places) != set(self._session.places):
             raise ConfigurationError(f"the state is of partitions {sorted(places)}: another rank or number of ranks")
         self._handed.clear()
+        self._passed.clear()
         self._loop.call(self._session.open(places))
 
     def _open(self) -> None:
@@ -160,12 +176,18 @@ class TrajectoryStream:
             return True
         trajectory = read.trajectory
         if trajectory.revision:
-            self._loop.call(self._session.finish([read], []))
+            self._pass(Closing([read]))
             return False
         reason = self._cannot_train(trajectory)
         if reason is not None:
-            self._close([read], self._excluded(trajectory, reason))
+            self._pass(Closing([read], [*self._reopened([read]), *self._excluded(trajectory, reason)]))
         return reason is None
+
+    def _pass(self, closing: Closing) -> None:
+        """A commit has room for few finished offsets above an open one, so these wait while there is one."""
+        self._passed.append(closing)
+        if not self._handed:
+            self._close_with_passed(Closing())
 
     def _cannot_train(self, trajectory: Trajectory) -> str | None:
         if trajectory.spec.policy != self._policy:
@@ -181,8 +203,18 @@ class TrajectoryStream:
                 for trace in read.trajectory.traces:
                     yield from self._outcomes(read.trajectory, trace, Disposition.REOPENED, None)
 
-    def _close(self, reads: Sequence[Read], outcomes: Iterable[Outcome]) -> None:
-        self._loop.call(self._session.finish(reads, [*self._reopened(reads), *outcomes]))
+    def _close_with_passed(self, closing: Closing) -> None:
+        try:
+            self._close(Closing.of([closing, *self._passed]))
+        except TooManyGapsError:
+            if not closing.reads:
+                raise
+            self._close(closing)  # the others wait on
+        else:
+            self._passed.clear()
+
+    def _close(self, closing: Closing) -> None:
+        self._loop.call(self._session.finish(closing.reads, closing.outcomes))
 
     def _finish(self, rollouts: Sequence[Rollout], outcomes: Sequence[Outcome]) -> None:
         if not self._record:
@@ -191,7 +223,8 @@ class TrajectoryStream:
         if unknown:
             session = unknown[0].trajectory.session_id
             raise InvalidInputError(f"session {session} is not open: it is finished, or the stream was moved since")
-        self._close([each.read for each in rollouts], outcomes)
+        reads = [each.read for each in rollouts]
+        self._close_with_passed(Closing(reads, [*self._reopened(reads), *outcomes]))
         for each in rollouts:
             self._handed.pop(id(each), None)
 

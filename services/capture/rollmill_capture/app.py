@@ -22,7 +22,7 @@ from rollmill.models import Outcome, SessionSpec
 from rollmill.strategies import validate_session_spec
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
-from rollmill.topics import OUTCOMES, POLICIES, SESSIONS
+from rollmill.topics import COMPLETIONS, OUTCOMES, POLICIES, SESSIONS
 from rollmill_capture.admin_api import AdminApi
 from rollmill_capture.admission import Admission
 from rollmill_capture.apis.memory import Memory
@@ -206,7 +206,7 @@ class Program:
     async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[Engines]:
         """What is known of the engines, and more of it as time goes by."""
         engines = Engines(RouteTable(self._settings).trained if self._settings.probe else ())
-        probing = asyncio.create_task(Probe(client, engines, context.metrics).run())
+        probing = asyncio.create_task(Probe(client, engines, context.metrics).watch())
         try:
             yield engines
         finally:
@@ -265,10 +265,23 @@ async def opened_spool(settings: CaptureSettings) -> AsyncIterator[Spool | None]
         yield None
         return
     spool = await open_spool(settings.spool_dir, settings.prefix, settings.spool_bytes)
+    _tell_room(spool, settings)
     try:
         yield spool
     finally:
         await spool.close()
+
+
+def _tell_room(spool: Spool, settings: CaptureSettings) -> None:
+    """Calls that the disk has no room for are refused when they come: said at the start, while it can be changed."""
+    calls = spool.free // COMPLETIONS.max_bytes
+    if spool.free < settings.spool_bytes and calls < settings.connections:
+        structlog.get_logger().warning(
+            "the spool's disk has less free than ROLLMILL_SPOOL_BYTES, and bounds the calls at once",
+            directory=str(settings.spool_dir),
+            free_bytes=spool.free,
+            calls_without_max_tokens=calls,
+        )
 
 
 async def _emptied(sink: LogSink, settings: CaptureSettings) -> None:

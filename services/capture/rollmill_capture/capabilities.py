@@ -1,12 +1,14 @@
 """What is known of each upstream: which engine it is, and whether its answers and streams say ids.
 
 Configured by the route, or found out by a probe in the background; a call that comes before the first probe's end waits
-for it for a moment. Where the probe says nothing (an engine may refuse its question), the replies do.
+for it for a moment. Where the probe says nothing (an engine may refuse its question), the replies do; where they speak
+against what is known, another engine has taken the place, and it is probed again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -16,11 +18,15 @@ from rollmill_capture.engines.wires import CHAT, Wire
 from rollmill_capture.routes import Target
 
 FIRST_PROBE_SECONDS = 2.0
+DOUBT_AFTER = 3
+"""Replies in a row that speak against what is known: one alone may be a parser's slip, more are another engine."""
 
 
-def says_all(reading: Reading) -> bool:
-    """The reply has the ids of its prompt and of its first choice."""
+def says_all(reading: Reading, kind: EngineKind = EngineKind.AUTO) -> bool:
+    """The reply has the ids of its prompt and of its first choice; llama.cpp's prompt is asked for beside the call."""
     choices = reading.choices
+    if kind is EngineKind.LLAMA_CPP and any(choice.tokens for choice in choices):
+        return True
     return bool(choices) and reading.prompt_ids is not None and choices[0].token_ids is not None
 
 
@@ -61,6 +67,9 @@ class Engines:
         self._known: dict[str, Capability] = {}
         self._pending = {root: asyncio.Event() for root in self.probed}
         self._wait_seconds = wait_seconds
+        self._odd: Counter[str] = Counter()
+        """Replies in a row, by root, that speak against what is known."""
+        self._doubted = {root: asyncio.Event() for root in self.probed}
 
     async def of(self, target: Target) -> Capability:
         """What is known by now of all replicas together; the first time, waited for."""
@@ -91,8 +100,29 @@ class Engines:
             return
         for root in target.replicas:
             known = self._known.get(root, Capability())
+            ids = says_all(reading, known.kind)
             if known.ids is None:
-                self._known[root] = seen(known, says_all(reading), streamed=streamed)
+                self._known[root] = seen(known, ids, streamed=streamed)
+            elif ids is known.ids:
+                self._odd.pop(root, None)
+            else:
+                self._wonder(root)
+
+    async def doubted(self, root: str) -> None:
+        """Wait until the replies of a probed upstream speak against what is known of it."""
+        await self._doubted[root].wait()
+        self._doubted[root].clear()
+
+    def _wonder(self, root: str) -> None:
+        """Another engine may answer there by now: it is probed again, or learnt anew where nothing is probed."""
+        self._odd[root] += 1
+        if self._odd[root] < DOUBT_AFTER:
+            return
+        del self._odd[root]
+        if root in self._doubted:
+            self._doubted[root].set()
+        else:
+            del self._known[root]
 
     async def _first(self, root: str) -> None:
         event = self._pending.get(root)

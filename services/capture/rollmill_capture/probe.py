@@ -33,6 +33,8 @@ OWNERS = {
 QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 1.0}
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
 CALL_SECONDS = 60.0
+AGAIN_SECONDS = 30.0
+"""Between two probes of an engine that is known: replies of the one before may be under way that long."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,21 @@ class Probe:
         async with asyncio.TaskGroup() as group:
             for root, target in self.engines.probed.items():
                 group.create_task(self._until_known(root, replace(target, base_url=f"{root}/v1", others=())))
+
+    async def watch(self) -> None:
+        """The same, and again whenever the replies speak against what was found. For ever; cancel it at any time."""
+        async with asyncio.TaskGroup() as group:
+            for root, target in self.engines.probed.items():
+                group.create_task(self._watch(root, replace(target, base_url=f"{root}/v1", others=())))
+
+    async def _watch(self, root: str, target: Target) -> None:
+        while True:
+            await self._until_known(root, target)
+            await asyncio.sleep(AGAIN_SECONDS)
+            await self.engines.doubted(root)
+            structlog.get_logger().warning(
+                "an engine answers otherwise than it did, and is probed again", upstream=root
+            )
 
     async def _until_known(self, root: str, target: Target) -> None:
         """``target``: this replica alone. One that is down is asked again until it comes up."""
@@ -66,12 +83,12 @@ class Probe:
         kind, model = await self._who(target)
         streams = Capability(kind).streams(CHAT, {})
         stream = await self._sample(target, kind, model, stream=True) if streams else None
-        if stream is not None and _says_all(kind, stream):
+        if stream is not None and says_all(stream, kind):
             return Capability(kind, known=True, ids=True)
         whole = await self._sample(target, kind, model, stream=False)
         if whole is None:
             return Capability(kind, known=True)
-        ids = _says_all(kind, whole)
+        ids = says_all(whole, kind)
         return Capability(kind, streams_ids=not ids, known=True, ids=ids)
 
     async def _who(self, target: Target) -> tuple[EngineKind, str | None]:
@@ -104,11 +121,6 @@ class Probe:
             log.warning("the engine's answers say no ids: its calls are recorded, and not trained", **told)
         else:
             log.info("the engine was probed", streams_ids=found.streams_ids, **told)
-
-
-def _says_all(kind: EngineKind, reading: Reading) -> bool:
-    """llama.cpp's prompts are asked for beside the call."""
-    return says_all(reading) or (kind is EngineKind.LLAMA_CPP and any(choice.tokens for choice in reading.choices))
 
 
 def _streamed(raw: bytes) -> Reading:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import orjson
 
 from rollmill.codec import MSGPACK, encode
@@ -22,6 +23,7 @@ from rollmill.models import (
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.engines import ReadChoice, Reading
 from rollmill_capture.engines.oddities import oddities
+from rollmill_capture.engines.reading import LogProbs
 from rollmill_capture.routes import Target
 from rollmill_capture.served import ServedRequest
 from rollmill_capture.versions import version_span
@@ -104,7 +106,7 @@ def _choice(call: Call, ending: Ending, choice: ReadChoice) -> SampledChoice:
     return SampledChoice(
         index=choice.index,
         token_ids=choice.token_ids,
-        logprobs=None if _unknown(choice) else choice.logprobs,
+        logprobs=_known_logprobs(choice),
         message=choice.message,
         versions=_versions(ending, choice),
         finish_reason=choice.finish_reason,
@@ -119,9 +121,12 @@ def _versions(ending: Ending, choice: ReadChoice) -> VersionRuns | None:
     return versions if versions is not None and total_length(versions) == choice.tokens else None
 
 
-def _unknown(choice: ReadChoice) -> bool:
-    """Log-probs that are not one known number per id say nothing."""
-    return choice.token_ids is None or (choice.unfit or "").startswith("logprob")
+def _known_logprobs(choice: ReadChoice) -> LogProbs | None:
+    """Log-probs that are not one known number per id say nothing, also where there is no id at all."""
+    found = choice.logprobs
+    if found is None or choice.token_ids is None or len(found) != choice.tokens or np.isnan(found).any():
+        return None
+    return found
 
 
 def _untrainable(call: Call, ending: Ending, choice: ReadChoice) -> str | None:
@@ -148,7 +153,7 @@ def sampling_of(call: Call) -> SamplingParams:
     return SamplingParams(
         temperature=_number(fields.get("temperature"), low=0.0),
         top_p=_number(fields.get("top_p"), low=1e-9, high=1.0),
-        top_k=fields["top_k"] if type(fields.get("top_k")) is int else None,
+        top_k=_integer(fields.get("top_k")),
         logprobs_mode=call.target.route.logprobs_mode,
     )
 
@@ -156,6 +161,12 @@ def sampling_of(call: Call) -> SamplingParams:
 def _number(value: Any, *, low: float, high: float = 1e9) -> float | None:
     """A number inside its bounds; the engine is the one to complain of others."""
     return float(value) if type(value) in (int, float) and low <= value <= high else None
+
+
+def _integer(value: Any) -> int | None:
+    """Google's SDK says whole numbers as ``40.0``."""
+    whole = type(value) is int or (type(value) is float and value.is_integer())
+    return int(value) if whole and abs(value) < MOST_INTEGER else None
 
 
 def fitting_bytes(record: CompletionRecord, limit: int) -> bytes | None:
@@ -185,6 +196,8 @@ def _smaller(record: CompletionRecord) -> Iterator[CompletionRecord]:
     )
 
 
+MOST_INTEGER = 2**31
+"""Of `top_k`: vocabularies are smaller, and no format of the record stumbles over it."""
 TOKEN_BYTES = 64
 """Bound of what one sampled token takes in a record: id, log-prob and text."""
 OVERHEAD_BYTES = 64 * 1024

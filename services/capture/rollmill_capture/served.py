@@ -11,6 +11,7 @@ import orjson
 from rollmill_capture.apis.answer import Answer, Ask
 from rollmill_capture.bodies import lasting
 from rollmill_capture.engines.asking import Capability, EngineKind, ask
+from rollmill_capture.engines.logprobs import as_ids
 from rollmill_capture.engines.reading import Ids
 from rollmill_capture.engines.wires import CHAT, COMPLETIONS, Wire
 
@@ -77,10 +78,17 @@ def serve(
         stream=asked.stream,
         streams=streams,
         choices=asked.choices,
-        prompt_ids=asked.prompt_ids,
+        prompt_ids=_sent(asked, capability.kind),
         ignored=asked.ignored,
         kind=capability.kind,
     )
+
+
+def _sent(asked: Ask, kind: EngineKind) -> Ids | None:
+    """The prompt as the request gives it in ids; SGLang's chat takes them beside the messages."""
+    if asked.wire is CHAT and kind is EngineKind.SGLANG:
+        return as_ids(asked.fields.get("input_ids"))
+    return asked.prompt_ids
 
 
 def _streaming(

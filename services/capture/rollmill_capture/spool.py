@@ -73,6 +73,11 @@ class Spool:
         """Whether records of the key wait here; later ones have to go behind them."""
         return key in self._held
 
+    @property
+    def free(self) -> int:
+        """Bytes that can be kept for calls now."""
+        return self._most() - self.used - self.reserved
+
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
         """Inside, ``size`` bytes are kept free. Raises NoRoomError."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import cached_property
 
 import orjson
 import pytest
@@ -153,3 +154,52 @@ def test_replicas_that_differ_are_as_good_as_the_weakest(*, one: bool | None, tw
     found = [Capability(EngineKind.VLLM, known=True, ids=one), Capability(EngineKind.VLLM, known=True, ids=two)]
     assert weakest(found) == Capability(EngineKind.VLLM, known=True, ids=both)
     assert weakest(()) == Capability()
+
+
+class Told(Engines):
+    """Says when something was learnt."""
+
+    def learn(self, root: str, capability: Capability) -> None:
+        super().learn(root, capability)
+        self.learnt.set()
+
+    @cached_property
+    def learnt(self) -> asyncio.Event:
+        return asyncio.Event()
+
+
+async def test_an_engine_in_the_place_of_another_is_probed_when_its_replies_speak_against_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rollmill_capture.probe.AGAIN_SECONDS", 0.0)
+    behind = [ScriptedEngine(("ok",), owner="vllm")]
+
+    def answer(asked: Asked) -> Played:
+        return behind[-1].answer(asked)
+
+    async with asyncio.timeout(WAIT), replay_server(answer) as server:
+        settings = CaptureSettings(upstream=server.url)
+        async with make_client(settings) as client:
+            (target,) = RouteTable(settings).trained
+            engines = Told((target,), wait_seconds=WAIT)
+            watching = asyncio.create_task(Probe(client, engines, Metrics("capture")).watch())
+            assert await engines.of(target) == Capability(EngineKind.VLLM, known=True, ids=True)
+            behind.append(ScriptedEngine(("ok",), owner="sglang", stream_ids=False))
+            engines.learnt.clear()
+            for reading in (NO_IDS, NO_IDS, WITH_IDS, NO_IDS, NO_IDS, NO_IDS):
+                assert not engines.learnt.is_set()
+                engines.observe(target, CHAT, reading, streamed=True)
+            await engines.learnt.wait()
+            assert await engines.of(target) == Capability(EngineKind.SGLANG, streams_ids=False, known=True, ids=True)
+            watching.cancel()
+            await asyncio.wait((watching,))
+
+
+async def test_where_nothing_is_probed_another_engine_is_learnt_from_its_replies() -> None:
+    target, engines = Target(Route(), "http://127.0.0.1:9/v1", None), Engines()
+    engines.observe(target, CHAT, WITH_IDS, streamed=True)
+    for _ in range(3):
+        engines.observe(target, CHAT, NO_IDS, streamed=True)
+    assert (await engines.of(target)).ids is None
+    engines.observe(target, CHAT, NO_IDS, streamed=True)
+    assert not (await engines.of(target)).streams_ids

@@ -3,17 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import structlog
 
 from rollmill.codec import Headers
 from rollmill.errors import BackpressureError, ConfigurationError
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
+from rollmill_capture.app import opened_spool
 from rollmill_capture.log import NotAcknowledgedError, RefusedRecordError
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.sink import LogSink
 from rollmill_capture.spool import NoRoomError, Spool, open_spool
 from rollmill_capture.spool_file import Spooled, open_spool_file
@@ -164,6 +167,34 @@ async def test_the_disks_free_space_bounds_the_room(tmp_path: Path) -> None:
     with spool.room(150):
         assert spool.reserved == 150
     await spool.close()
+
+
+async def test_a_thousand_calls_without_a_limit_have_room_on_a_disk_with_ten_gigabytes(tmp_path: Path) -> None:
+    spool = Spool(open_spool_file(tmp_path, "t."), ThreadPoolExecutor(1), 32 * 2**30, lambda: 10 * 10**9)
+    with ExitStack() as rooms:
+        for _ in range(1024):
+            rooms.enter_context(spool.room(COMPLETIONS.max_bytes))
+        more = spool.free // COMPLETIONS.max_bytes
+        assert more == 168
+        for _ in range(more):
+            rooms.enter_context(spool.room(COMPLETIONS.max_bytes))
+        with pytest.raises(NoRoomError, match="disk's free space; `max_tokens` bounds") as refused:
+            rooms.enter_context(spool.room(COMPLETIONS.max_bytes))
+        assert refused.value.retry_after == 5
+        rooms.enter_context(spool.room(100_000))
+    assert spool.reserved == 0
+    await spool.close()
+
+
+@pytest.mark.parametrize(("limit", "told"), [(1, False), (2**60, True)])
+async def test_a_disk_that_bounds_the_calls_at_once_is_told_at_the_start(
+    tmp_path: Path, limit: int, *, told: bool
+) -> None:
+    settings = CaptureSettings(spool_dir=tmp_path, spool_bytes=limit, connections=2**40)
+    with structlog.testing.capture_logs() as logs:
+        async with opened_spool(settings):
+            pass
+    assert [line.get("calls_without_max_tokens", 0) > 0 for line in logs] == ([True] if told else [])
 
 
 async def test_what_loses_its_meaning_with_time_is_never_spooled(tmp_path: Path) -> None:

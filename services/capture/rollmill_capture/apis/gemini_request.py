@@ -162,6 +162,8 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
         return {}
     config = said(said(body, "toolConfig"), "functionCallingConfig")
     allowed = said(config, "allowedFunctionNames") or []
+    if not isinstance(allowed, list):
+        raise InvalidInputError("`allowedFunctionNames` must be a list of names")
     mode = str(said(config, "mode") or "AUTO").upper()
     if allowed and mode == "ANY":
         tools = [tool for tool in tools if tool["function"]["name"] in allowed]

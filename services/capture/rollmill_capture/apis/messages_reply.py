@@ -18,7 +18,7 @@ from rollmill.errors import InvalidInputError
 from rollmill_capture.apis.answer import Ask
 from rollmill_capture.apis.checks import is_stream
 from rollmill_capture.apis.memory import SessionMemory, as_object
-from rollmill_capture.apis.messages_request import chat_fields
+from rollmill_capture.apis.messages_request import chat_fields, stop_sequences
 from rollmill_capture.apis.reply import Piece, ReplySoFar, ToolCall, replayed
 from rollmill_capture.engines.tool_calls import CallPiece
 from rollmill_capture.engines.wires import CHAT
@@ -73,7 +73,7 @@ class MessagesApi:
         if type(body.get("max_tokens")) is not int:
             raise InvalidInputError("`max_tokens` must be a number")
         fields, ignored = chat_fields(body, memory)
-        answer = MessagesAnswer(str(body.get("model") or ""), tuple(body.get("stop_sequences") or ()), memory)
+        answer = MessagesAnswer(str(body.get("model") or ""), stop_sequences(body), memory)
         return Ask(CHAT, fields, answer, is_stream(body), translated=True, ignored=tuple(ignored))
 
 

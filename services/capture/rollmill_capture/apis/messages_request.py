@@ -54,6 +54,14 @@ def chat_fields(body: dict[str, Any], memory: SessionMemory) -> tuple[dict[str, 
     return {**fields, **_tools(body), **_ending(body), **passed}, ignored
 
 
+def stop_sequences(body: dict[str, Any]) -> tuple[str, ...]:
+    """The texts that end a reply. Raises InvalidInputError."""
+    found = body.get("stop_sequences") or []
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise InvalidInputError("`stop_sequences` must be a list of texts")
+    return tuple(found)
+
+
 def _system(system: Any) -> list[str]:
     if system is None or isinstance(system, str):
         texts = [system or ""]
@@ -159,16 +167,17 @@ def _choice(choice: dict[str, Any]) -> Any:
     kinds: dict[Any, Any] = {"auto": "auto", "any": "required", "none": "none"}
     if choice.get("type") == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") not in kinds:
-        raise InvalidInputError(f"`tool_choice` is {choice.get('type')!r}; it may be auto, any, tool or none")
-    return kinds[choice["type"]]
+    kind = choice.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise InvalidInputError(f"`tool_choice` is {kind!r}; it may be auto, any, tool or none")
+    return kinds[kind]
 
 
 def _ending(body: dict[str, Any]) -> dict[str, Any]:
     """What ends and shapes the reply."""
     fields: dict[str, Any] = {}
     if body.get("stop_sequences"):
-        fields["stop"] = body["stop_sequences"]
+        fields["stop"] = list(stop_sequences(body))
     thinking, output = body.get("thinking"), body.get("output_config")
     if isinstance(thinking, dict):
         fields["chat_template_kwargs"] = {"enable_thinking": thinking.get("type") != "disabled"}

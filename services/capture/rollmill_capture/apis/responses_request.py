@@ -5,7 +5,6 @@ Items of one turn of the assistant (thoughts, a message, calls) become one messa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from rollmill.errors import InvalidInputError
@@ -118,12 +117,11 @@ class _Turn:
         """False: the item is no part of an assistant's turn."""
         kind = item.get("type") or "message"
         if kind == "reasoning":
-            self._thoughts += _texts(item.get("content") or item.get("summary") or ())
+            self._thoughts += _texts(item.get("content") or item.get("summary"))
         elif kind == "function_call":
             self._calls.append((str(item.get("call_id")), str(item.get("name")), str(item.get("arguments") or "")))
         elif kind == "message" and item.get("role") == "assistant":
-            content = item.get("content")
-            self._texts += [content] if isinstance(content, str) else _texts(content or ())
+            self._texts += _texts(item.get("content"))
         else:
             return False
         self._any = True
@@ -134,9 +132,10 @@ class _Turn:
         return [assistant_message("".join(self._texts), thoughts, self._calls)] if self._any else []
 
 
-def _texts(parts: Iterable[Any]) -> list[str]:
-    found = [part for part in parts if isinstance(part, dict)]
-    return [str(part.get("text") or part.get("refusal") or "") for part in found]
+def _texts(parts: Any) -> list[str]:
+    if isinstance(parts, str):
+        return [parts]
+    return [str(part.get("text") or part.get("refusal") or "") for part in objects(parts or [], "`content`")]
 
 
 def _message(item: dict[str, Any]) -> dict[str, Any]:

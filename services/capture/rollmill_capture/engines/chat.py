@@ -189,6 +189,7 @@ class RootSoFar:
         return Reading(
             choices=choices,
             prompt_ids=self._prompt(),
+            sent_ids=self.sent,
             several_prompts=self.several_prompts,
             usage=self.usage,
             cached_tokens=self.cached_tokens,

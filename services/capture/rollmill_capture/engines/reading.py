@@ -56,6 +56,8 @@ class Reading:
     choices: tuple[ReadChoice, ...] = ()
     prompt_ids: Ids | None = None
     """[p] int32; None: the engine gave none."""
+    sent_ids: Ids | None = None
+    """[s] int32, the prompt where the request gave it as ids."""
     several_prompts: bool = False
     """The choices answer different prompts, so ``prompt_ids`` is None."""
     usage: tuple[int, int] | None = None
@@ -81,7 +83,9 @@ class Reading:
 
     def untrainable(self, choice: ReadChoice) -> str | None:
         """Why ``choice`` must not be trained; None: it may be."""
-        return self.incomplete or self._missing_ids(choice) or self._miscounted() or choice.unfit
+        return (
+            self.incomplete or self._missing_ids(choice) or self._other_prompt() or self._miscounted() or choice.unfit
+        )
 
     def _missing_ids(self, choice: ReadChoice) -> str | None:
         if choice.token_ids is None:
@@ -89,6 +93,13 @@ class Reading:
         if self.prompt_ids is None:
             return "several_prompts" if self.several_prompts else "prompt_ids_missing"
         return None
+
+    def _other_prompt(self) -> str | None:
+        """Some paths decode a prompt of ids and encode it again: the client's tokens are not what was sampled from."""
+        sent, served = self.sent_ids, self.prompt_ids
+        if sent is None or served is None or np.array_equal(sent, served):
+            return None
+        return f"prompt_mismatch:sent({len(sent)}),served({len(served)})"
 
     def _miscounted(self) -> str | None:
         """Builds that lose ids of held-back tokens, or tokenise a prompt of ids again, show it only in the count."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 
 @dataclass(frozen=True)
 class CallPiece:
@@ -54,8 +56,7 @@ class CallsSoFar:
             self._current[index] = len(self._calls)
             self._calls.append(_new_call(index))
         number = self._current[index]
-        arguments = function.get("arguments")
-        arguments = arguments if isinstance(arguments, str) else ""
+        arguments = _text(function.get("arguments"))
         _extend(self._calls[number], piece, function.get("name"), arguments)
         call = self._calls[number]
         return CallPiece(number, begins, call["id"], call["function"]["name"], arguments)
@@ -65,6 +66,13 @@ class CallsSoFar:
             return True
         call = self._calls[self._current[index]]
         return bool(call_id and name and call["function"]["name"] and call["id"] and call_id != call["id"])
+
+
+def _text(arguments: Any) -> str:
+    """Some servers give arguments as an object, whole."""
+    if isinstance(arguments, dict):
+        return orjson.dumps(arguments).decode()
+    return arguments if isinstance(arguments, str) else ""
 
 
 def _new_call(index: int) -> dict[str, Any]:

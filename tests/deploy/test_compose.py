@@ -243,6 +243,12 @@ def test_prometheus_reads_every_program(services: dict[str, Service]) -> None:
     assert services["ledger"]["command"][-1] == "9400"
 
 
+def test_prometheus_takes_its_configuration(promtool: str) -> None:
+    command = [promtool, "check", "config", str(ROOT / "deploy" / "prometheus.yml")]
+    checked = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stderr
+
+
 def test_grafana_finds_prometheus_and_the_dashboards(services: dict[str, Service]) -> None:
     folder = ROOT / "deploy" / "grafana"
     (source,) = yaml.safe_load((folder / "datasources" / "prometheus.yml").read_text())["datasources"]

@@ -23,13 +23,14 @@ class DirectSessions:
     """Sessions straight at the engine."""
 
     base_url: str = "http://engine/v1"
+    api_key: str = "none"
     groups: list[str] = field(default_factory=list)
     closed: list[Transcript] = field(default_factory=list)
 
     async def open(self, group: str, digits: str) -> Session:
         assert len(digits) == 3
         self.groups.append(group)
-        return Session(f"s-{len(self.groups)}", self.base_url)
+        return Session(f"s-{len(self.groups)}", self.base_url, self.api_key)
 
     async def close(self, session: Session, transcript: Transcript) -> None:
         assert session.session_id == transcript.session_id
@@ -85,6 +86,19 @@ async def test_a_session_that_fails_is_closed_with_its_error() -> None:
     assert {transcript.turns for transcript in transcripts} == {()}
     assert {transcript.reward for transcript in transcripts} == {0.0}
     assert len(it.sessions.closed) == 8
+
+
+async def test_a_session_is_called_with_its_own_key() -> None:
+    keys = list[str]()
+
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        keys.append(request.headers["authorization"])
+        return httpx2.Response(503)
+
+    sessions = DirectSessions(api_key="session-key")
+    async with make_client(DefaultAsyncHttpxClient(transport=httpx2.MockTransport(refuse))) as client:
+        await Crew(client, sessions, always_quick, list[Transcript]().append, group_size=2).run_group(0)
+    assert keys == ["Bearer session-key"] * 2
 
 
 async def test_swapped_groups_keep_their_size_but_not_their_members() -> None:

@@ -88,6 +88,14 @@ def test_values_that_cannot_work_say_what_is_missing(chart: Chart, path: str, va
         chart.render(values, name="mill")
 
 
+def test_the_notes_say_where_agents_go_and_what_is_missing(chart: Chart) -> None:
+    notes = chart.render(minimal(), name="mill", namespace="training")["rollmill/templates/NOTES.txt"]
+    assert "http://mill-rollmill-capture.training.svc:8700" in notes
+    assert "does not know a model server yet" in notes
+    told = minimal("services/capture/settings/upstream", "http://vllm:8000")
+    assert "model server" not in chart.render(told, name="mill")["rollmill/templates/NOTES.txt"]
+
+
 def test_the_chart_packs_what_it_reads(chart: Chart, tmp_path: Path) -> None:
     with Chart.load(chart.save(tmp_path)) as packed:
         names = {each["name"] for each in packed.files}

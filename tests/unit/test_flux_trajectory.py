@@ -271,6 +271,16 @@ def rollout(reward: float | None = 1.0, status: SessionStatus = SessionStatus.CO
     return models.Trajectory(session_id="s", status=status, traces=(trace,))
 
 
+def test_the_version_is_that_of_what_was_sampled() -> None:
+    """Aborted before its first token, it is as old as its continuation; one that adds nothing makes it no newer."""
+    waiting = PartialTrajectory(prompt_tokens=[1], version=PolicyVersion(2), status=TrajectoryStatus.ABORTED)
+    begun = waiting.continued([5], [-0.5], PolicyVersion(4), status=TrajectoryStatus.ABORTED)
+    assert (begun.version.version_id, begun.version_segments) == (4, [VersionSegment(1, 2, PolicyVersion(4))])
+    assert begun.continued([], [], PolicyVersion(3)).version.version_id == 4
+    assert waiting.continued([], [], PolicyVersion(3)).version.version_id == 2
+    assert begun.continued([6], [-0.5], PolicyVersion(7)).version.version_id == 4
+
+
 def test_a_trace_of_the_pipeline_has_a_view() -> None:
     (seen,) = views_of(rollout())
     assert (seen.id, seen.group_id, seen.reward, seen.status) == ("s:1:0", "s", 1.0, TrajectoryStatus.COMPLETED)

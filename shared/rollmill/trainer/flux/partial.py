@@ -55,13 +55,17 @@ class PartialTrajectory(Trajectory):
             tokens=[*self.tokens, *response_tokens],
             behavior_log_probs=[*self.column("behavior_log_probs").tolist(), *behavior_log_probs],
             **self._dropped(len(response_tokens)),
-            version=min(self.version, version),
+            version=self._oldest(version) if response_tokens else self.version,
             version_segments=[*self._segments(), *self._added(len(response_tokens), version)],
             status=status,
             continuation_count=self.continuation_count + 1,
             continuation_prompt="",
             kv_cache_ref=None,
         )
+
+    def _oldest(self, added: PolicyVersion) -> PolicyVersion:
+        """Of all that is sampled; before the first token the own version is of nothing."""
+        return min(self.version, added) if self.response_length else added
 
     def _dropped(self, added: int) -> dict[str, Any]:
         """Masks grow by ones; what was computed for the shorter sequence is void."""

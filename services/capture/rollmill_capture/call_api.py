@@ -95,13 +95,13 @@ class CallEndpoint:
 
     async def _call(self, entry: SessionEntry, request: Request, raw: bytes) -> Call:
         recorder = self.caller.recorder
-        kind = _kind(request.headers)
+        said = _kind(request.headers)
         target, served = await self._served(entry, request, raw)
         return Call(
             session_id=entry.session_id,
             attempt=entry.attempt,
             completion_id=uuid.uuid4().hex,
-            kind=kind,
+            kind=said or target.route.kind,
             target=target,
             served=served,
             started_at=recorder.clock.now(),
@@ -138,10 +138,11 @@ def retry_metadata(headers: Headers) -> dict[str, Any]:
     return {**{name: value for name, value in found.items() if value}, **attempt}
 
 
-def _kind(headers: Headers) -> CallKind:
-    word = headers.get(KIND, CallKind.AGENT)
+def _kind(headers: Headers) -> CallKind | None:
+    """None: the request does not say it."""
+    word = headers.get(KIND)
     try:
-        return CallKind(word)
+        return None if word is None else CallKind(word)
     except ValueError:
         raise RefusalError(400, f"header {KIND} is {word!r}; it may be 'agent' or 'aux'", param=KIND) from None
 

@@ -1,13 +1,15 @@
 """Clients that try again: one idempotency key of one session is one call upstream (bug class: retries that run twice).
 
 While a call with the key runs, a second one waits for its reply; for a while after it has ended it is played again from
-memory. A call that failed leaves nothing, and the next one with its key is the next attempt. Keys are known to this
-replica alone, as are the calls in flight: the ingress has session affinity (RULES S3).
+memory. A call that failed leaves nothing, and the next one with its key is the next attempt. One key for two questions
+(by path and body) is a mistake of the client, and refused: it must not get the reply to another question. Keys are
+known to this replica alone, as are the calls in flight: the ingress has session affinity (RULES S3).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -18,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollmill.telemetry.metrics import Metrics
 from rollmill_capture.bodies import lasting
+from rollmill_capture.replies import RefusalError
 
 KEY = b"idempotency-key"
 ATTEMPT = b"x-rollmill-attempt"
@@ -25,6 +28,7 @@ ATTEMPT = b"x-rollmill-attempt"
 SETTLED = "rollmill.settled"
 """Key of the scope that the call inside sets when its reply is recorded and whole."""
 KEY_LENGTH = 256
+UNPROCESSABLE = 422
 MOST_KEYS = 100_000
 """Keys that are remembered, for a reply or for the number of attempts."""
 
@@ -38,6 +42,8 @@ class _Turn:
     waiting: int = 0
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the call that runs has ended, or when somebody came to wait for it."""
+    question: bytes = b""
+    """Digest of the path and body of the call that ran last."""
     reply: list[Message] | None = None
     size: int = 0
     until: float = 0.0
@@ -77,11 +83,18 @@ class Fence:
         turn = self._turns.setdefault(name, _Turn())
         await self._wait(turn)
         if turn.reply is not None and turn.until > self._now():
-            self._metrics.count("replayed_replies")
-            for message in turn.reply:
-                await send(message)
+            await self._replay(turn, turn.reply, scope, receive, send)
             return
         await self._run(name, turn, app, scope, receive, send)
+
+    async def _replay(self, turn: _Turn, reply: list[Message], scope: Scope, receive: Receive, send: Send) -> None:
+        if await _question(scope, receive) != turn.question:
+            words = "this idempotency-key was used for another request of the session; every call has a key of its own"
+            await RefusalError(UNPROCESSABLE, words).response()(scope, receive, send)
+            return
+        self._metrics.count("replayed_replies")
+        for message in reply:
+            await send(message)
 
     async def _wait(self, turn: _Turn) -> None:
         turn.waiting += 1
@@ -104,21 +117,25 @@ class Fence:
             tape.append(message)
             await send(message)
 
-        inside = _numbered(scope, turn.attempts)
+        inside, question = _numbered(scope, turn.attempts), _asked(scope)
         try:
-            await app(inside, self._patient(turn, receive), taped)
+            await app(inside, self._patient(turn, receive, question), taped)
         finally:
-            turn.running = False
+            turn.running, turn.question = False, question.digest()
             turn.moved.set()
             self._keep(name, turn, tape if inside.get(SETTLED) else None)
 
-    def _patient(self, turn: _Turn, receive: Receive) -> Receive:
-        """The client's leaving is told later: not while somebody waits for the reply, or may come to do so."""
+    def _patient(self, turn: _Turn, receive: Receive, question: hashlib.blake2b) -> Receive:
+        """The client's leaving is told later: not while somebody waits for the reply, or may come to do so. What it
+        asks goes into ``question`` as it is read.
+        """
 
         async def patient() -> Message:
             message = await receive()
             if message["type"] == "http.disconnect":
                 await self._retried(turn)
+            else:
+                question.update(message.get("body", b""))
             return message
 
         return patient
@@ -170,6 +187,20 @@ class _Fenced:
             await self.app(_numbered(scope, None), receive, send)
         else:
             await self.fence.enter((session, key[:KEY_LENGTH]), self.app, scope, receive, send)
+
+
+def _asked(scope: Scope) -> hashlib.blake2b:
+    return hashlib.blake2b(str(scope["path"]).encode(), digest_size=16)
+
+
+async def _question(scope: Scope, receive: Receive) -> bytes:
+    """Digest of a request that is read to its end; of one whose client leaves, as far as it came."""
+    question, more = _asked(scope), True
+    while more:
+        message = await receive()
+        question.update(message.get("body", b""))
+        more = message.get("more_body", False)
+    return question.digest()
 
 
 def _spliced(tape: list[Message]) -> list[Message]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -85,8 +86,9 @@ def order_of(urls: Sequence[str], session_id: str) -> list[str]:
 
 
 def _seconds(retry_after: str) -> float:
-    """A number of seconds; a date, which nobody sends, counts as one second."""
+    """A number of seconds; a date, which nobody sends, or what is no number counts as one second."""
     try:
-        return max(float(retry_after), 0.0)
+        seconds = float(retry_after)
     except ValueError:
         return 1.0
+    return 1.0 if math.isnan(seconds) else max(seconds, 0.0)

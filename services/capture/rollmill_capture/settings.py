@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from rollmill.errors import ConfigurationError
-from rollmill.models import Identifier, PolicyVersion
+from rollmill.models import CallKind, Identifier, PolicyVersion
 from rollmill.settings import ServiceSettings
 from rollmill_capture.admission import AdmissionLimits
 from rollmill_capture.auth import Keys
@@ -59,6 +59,8 @@ class Route(BaseModel):
     version: PolicyVersion = PolicyVersion()
     """For ``fixed``."""
     trainable: bool = True
+    kind: CallKind = CallKind.AGENT
+    """Of calls without the header ``x-rollmill-call``: ``aux`` for a model that judges or makes titles."""
     api_key: SecretStr | None = None
     """Bearer token for the upstream; None: the setting ``upstream_api_key``."""
     logprobs_mode: Literal["raw", "processed"] | None = None

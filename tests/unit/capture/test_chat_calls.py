@@ -409,6 +409,15 @@ async def test_auxiliary_calls_are_marked_and_other_words_refused() -> None:
     assert odd.status == 400
 
 
+async def test_a_route_says_what_its_calls_are_and_a_header_goes_before_it() -> None:
+    routes = {"judge": Route(kind=CallKind.AUX)}
+    rig = Rig(plays("vllm_chat_nonstream_token_ids.json"), CaptureSettings(routes=routes))
+    for model, headers in (("judge", {}), ("m-test", {}), ("judge", {"x_rollmill_call": "agent"})):
+        async with rig.call({**ASK, "model": model}, **headers) as call, asyncio.timeout(WAIT):
+            await call.rest()
+    assert [record.kind for record in rig.records] == [CallKind.AUX, CallKind.AGENT, CallKind.AGENT]
+
+
 async def test_a_reply_whose_ids_alone_do_not_fit_is_withheld_and_counted() -> None:
     tokens = COMPLETIONS.max_bytes // 4
     choice = {"index": 0, "message": {}, "finish_reason": "stop", "token_ids": [7] * tokens}

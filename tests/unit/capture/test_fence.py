@@ -9,23 +9,25 @@ from rollmill_capture.fence import SETTLED, Fence
 PIECES = 50
 
 
-async def nothing() -> dict[str, Any]:
-    await asyncio.Event().wait()
-    return {}
-
-
-async def asked(fence: Fence, app: Any, key: bytes) -> list[dict[str, Any]]:
-    """One request with an idempotency key; the messages that the client got."""
+async def asked(fence: Fence, app: Any, key: bytes, *body: bytes, path: str = "/v1/messages") -> list[dict[str, Any]]:
+    """One request with an idempotency key, its body in pieces; the messages that the client got."""
     got: list[dict[str, Any]] = []
+    pieces = list(body) or [b""]
 
     async def send(message: Any) -> None:
         got.append(message)
 
-    await fence.enter(("s:1", key), app, {"headers": []}, nothing, send)
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    scope = {"type": "http", "headers": [], "path": path}
+    await fence.enter(("s:1", key), app, scope, receive, send)
     return got
 
 
-async def streaming(scope: Any, _: Any, send: Any) -> None:
+async def streaming(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive())["more_body"]:
+        pass
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(PIECES):
         await send({"type": "http.response.body", "body": b"x", "more_body": True})
@@ -78,3 +80,14 @@ async def test_what_is_made_again_is_counted_once() -> None:
         await asked(fence, streaming, b"k")
         now += 20.0
     assert fence._kept == PIECES
+
+
+async def test_one_key_for_two_questions_is_refused_and_no_reply_is_given_to_another_question() -> None:
+    fence = Fence(Metrics("capture"))
+    first = await asked(fence, streaming, b"k", b'{"a":', b"1}")
+    assert (await asked(fence, failing, b"k", b'{"a":1', b"}"))[-1]["body"] == b"x" * PIECES
+    for body, path in ((b'{"a":2}', "/v1/messages"), (b'{"a":1}', "/v1/responses")):
+        start, end = await asked(fence, failing, b"k", body, path=path)
+        assert start["status"] == 422
+        assert b"every call has a key of its own" in end["body"]
+    assert first[0]["status"] == 200

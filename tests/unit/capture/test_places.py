@@ -121,5 +121,8 @@ def test_rests_grow_and_an_answer_ends_them() -> None:
     assert rests == [0.5, 1.0, 2.0, 4.0]
     places.busy("http://one", "Sun, 06 Nov 1994 08:49:37 GMT")
     assert places._of("http://one").until - clock.now == 1.0
+    for odd, rest in (("nan", 1.0), ("inf", 30.0), ("-5", 0.0)):
+        places.busy("http://one", odd)
+        assert places._of("http://one").until - clock.now == rest
     places.well("http://one")
     assert places._of("http://one").until == 0.0

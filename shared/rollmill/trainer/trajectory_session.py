@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -32,12 +33,18 @@ RETRY_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
+class At(NamedTuple):
+    """Where a record lies."""
+
+    partition: int
+    offset: int
+
+
 @dataclass(frozen=True)
 class Read:
     """One record."""
 
-    partition: int
-    offset: int
+    at: At
     trajectory: Trajectory
 
 
@@ -101,13 +108,13 @@ class TrajectorySession:
 
     def may_be_finished(self, read: Read) -> bool:
         """Whether the record may have had its outcomes before a checkpoint was loaded."""
-        return read.offset < self.places[read.partition].reached
+        return read.at.offset < self.places[read.at.partition].reached
 
-    async def finish(self, reads: Iterable[Read], outcomes: Iterable[Outcome]) -> None:
+    async def finish(self, records: Iterable[At], outcomes: Iterable[Outcome]) -> None:
         """Outcomes and positions, in one transaction."""
         by_partition: dict[int, list[int]] = {}
-        for read in reads:
-            by_partition.setdefault(read.partition, []).append(read.offset)
+        for partition, offset in records:
+            by_partition.setdefault(partition, []).append(offset)
         after = {
             number: self.places[number].finishing(offsets, self._open[number], self._position[number])
             for number, offsets in by_partition.items()
@@ -117,8 +124,8 @@ class TrajectorySession:
                 TopicPartition(self._topic, number): (place.next_offset, place.metadata())
                 for number, place in after.items()
             }
-            records = [outgoing(OUTCOMES, item.session_id, item, self._settings) for item in outcomes]
-            await self._writer.write(records, commits)
+            words = [outgoing(OUTCOMES, item.session_id, item, self._settings) for item in outcomes]
+            await self._writer.write(words, commits)
         self.places |= after
         for number, offsets in by_partition.items():
             self._open[number].difference_update(offsets)
@@ -177,7 +184,7 @@ class TrajectorySession:
                 self._position[record.partition] = record.offset + 1
                 if (record.partition, record.offset) not in done:
                     self._open[record.partition].add(record.offset)
-                    yield Read(record.partition, record.offset, await self._decoded(record))
+                    yield Read(At(record.partition, record.offset), await self._decoded(record))
 
     async def _decoded(self, record: object) -> Trajectory:
         where = f"{self._topic}/{getattr(record, 'partition', '?')} offset {getattr(record, 'offset', '?')}"

@@ -18,7 +18,7 @@ from rollmill.trainer.hand_over import refuse_other_hand_over
 from rollmill.trainer.loop import LoopThread
 from rollmill.trainer.places import Place, TooManyGapsError
 from rollmill.trainer.stream import NoBatch
-from rollmill.trainer.trajectory_session import Read, TrajectorySession
+from rollmill.trainer.trajectory_session import At, Read, TrajectorySession
 from rollmill.trainer.writer import TransactionalWriter
 
 
@@ -35,13 +35,15 @@ class Rollout:
 class Closing:
     """Records that are done, and the words on them."""
 
-    reads: Sequence[Read] = ()
+    records: Sequence[At] = ()
     outcomes: Sequence[Outcome] = ()
 
     @classmethod
     def of(cls, parts: Sequence[Self]) -> Self:
         """All of them at once."""
-        return cls([read for part in parts for read in part.reads], [word for part in parts for word in part.outcomes])
+        return cls(
+            [record for part in parts for record in part.records], [word for part in parts for word in part.outcomes]
+        )
 
 
 class TrajectoryStream:
@@ -176,11 +178,11 @@ class TrajectoryStream:
             return True
         trajectory = read.trajectory
         if trajectory.revision:
-            self._pass(Closing([read]))
+            self._pass(Closing([read.at]))
             return False
         reason = self._cannot_train(trajectory)
         if reason is not None:
-            self._pass(Closing([read], [*self._reopened([read]), *self._excluded(trajectory, reason)]))
+            self._pass(Closing([read.at], [*self._reopened([read]), *self._excluded(trajectory, reason)]))
         return reason is None
 
     def _pass(self, closing: Closing) -> None:
@@ -207,14 +209,14 @@ class TrajectoryStream:
         try:
             self._close(Closing.of([closing, *self._passed]))
         except TooManyGapsError:
-            if not closing.reads:
+            if not closing.records:
                 raise
             self._close(closing)  # the others wait on
         else:
             self._passed.clear()
 
     def _close(self, closing: Closing) -> None:
-        self._loop.call(self._session.finish(closing.reads, closing.outcomes))
+        self._loop.call(self._session.finish(closing.records, closing.outcomes))
 
     def _finish(self, rollouts: Sequence[Rollout], outcomes: Sequence[Outcome]) -> None:
         if not self._record:
@@ -224,7 +226,7 @@ class TrajectoryStream:
             session = unknown[0].trajectory.session_id
             raise InvalidInputError(f"session {session} is not open: it is finished, or the stream was moved since")
         reads = [each.read for each in rollouts]
-        self._close_with_passed(Closing(reads, [*self._reopened(reads), *outcomes]))
+        self._close_with_passed(Closing([read.at for read in reads], [*self._reopened(reads), *outcomes]))
         for each in rollouts:
             self._handed.pop(id(each), None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from rollmill.topics import COMPLETIONS
 from rollmill_capture.engines import ReadChoice, Reading
 from rollmill_capture.engines.oddities import oddities
 from rollmill_capture.engines.reading import LogProbs
+from rollmill_capture.engines.wires import GENERATE, TOKENS
 from rollmill_capture.routes import Target
 from rollmill_capture.served import ServedRequest
 from rollmill_capture.versions import version_span
@@ -147,15 +148,19 @@ def salted(served: ServedRequest, salt: str) -> ServedRequest:
 
 def sampling_of(call: Call) -> SamplingParams:
     """What decides the meaning of a log-prob, as far as the request says it; the engine's defaults are unknown."""
-    fields = call.served.fields
-    inner = fields.get("sampling_params")
-    fields = inner if isinstance(inner, dict) else fields
+    fields = _sampling_fields(call.served)
     return SamplingParams(
         temperature=_number(fields.get("temperature"), low=0.0),
         top_p=_number(fields.get("top_p"), low=1e-9, high=1.0),
         top_k=_integer(fields.get("top_k")),
         logprobs_mode=call.target.route.logprobs_mode,
     )
+
+
+def _sampling_fields(served: ServedRequest) -> Mapping[str, Any]:
+    """Where a request says how to sample: the native routes have an object for it, and nobody else reads one."""
+    inner = served.fields.get("sampling_params")
+    return inner if served.wire in (GENERATE, TOKENS) and isinstance(inner, dict) else served.fields
 
 
 def _number(value: Any, *, low: float, high: float = 1e9) -> float | None:
@@ -208,11 +213,18 @@ def room_for(call: Call) -> int:
     bytes for at most one token per byte. A reply without a limit may fill the record to its limit.
     """
     served = call.served
-    limit = served.fields.get("max_completion_tokens") or served.fields.get("max_tokens")
-    if type(limit) is not int:
+    limit = _limit(_sampling_fields(served))
+    if limit is None:
         return COMPLETIONS.max_bytes
     asked = 5 * len(served.body) + len(served.original or b"")
     return min(COMPLETIONS.max_bytes, asked + limit * TOKEN_BYTES * served.choices + OVERHEAD_BYTES)
+
+
+def _limit(fields: Mapping[str, Any]) -> int | None:
+    """Most tokens that a request asks for; None: it does not say. A negative number would make room out of nothing."""
+    said = (fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_new_tokens"))
+    limit = next((limit for limit in said if limit), None)
+    return max(limit, 0) if type(limit) is int else None
 
 
 def _dropped(record: CompletionRecord, *names: str) -> dict[str, Any]:

@@ -1,16 +1,20 @@
 """Records of calls: versions, sampling, and what goes first when one is too large."""
 
+from dataclasses import replace
+
 import numpy as np
 import orjson
 import pytest
 
 from rollmill.codec import decode, encode
 from rollmill.models import CallKind, CallStatus, CompletionEvent, CompletionRecord, PolicyVersion
+from rollmill.topics import COMPLETIONS
 from rollmill_capture.apis.chat import ChatApi
+from rollmill_capture.apis.generate import GenerateApi
 from rollmill_capture.apis.memory import Memory
 from rollmill_capture.engines import ReadChoice, Reading
 from rollmill_capture.engines.logprobs import as_ids
-from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, sampling_of, skeleton
+from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, room_for, sampling_of, skeleton
 from rollmill_capture.routes import Target
 from rollmill_capture.served import serve
 from rollmill_capture.settings import Route, VersionSource
@@ -119,3 +123,21 @@ def test_more_logprobs_than_ids_say_nothing() -> None:
     found = completion_record(call(), Ending(CallStatus.OK, reading), ended_at=2.0, announced=PolicyVersion())
     assert found.choices[0].logprobs is None
     assert found.choices[0].untrainable_reason == "logprobs(2)!=ids(1)"
+
+
+def native(**sampling: object) -> Call:
+    body = {"input_ids": [1, 2, 3], "sampling_params": sampling}
+    return replace(call(), served=serve(orjson.dumps(body), GenerateApi().read(body, {}, Memory().of("s"))))
+
+
+def test_the_room_that_is_kept_for_a_record_is_never_less_than_it_takes_nor_made_out_of_nothing() -> None:
+    none, least = COMPLETIONS.max_bytes, room_for(call(max_tokens=1))
+    assert 64 * 1024 < least < 100_000
+    assert room_for(call(max_tokens=1, n=4)) - least == pytest.approx(3 * 64, abs=100)
+    assert 64 * 1024 < room_for(call(max_tokens=-(10**12))) <= least + 100
+    assert (room_for(call()), room_for(call(max_tokens=10**9)), room_for(native())) == (none, none, none)
+    assert room_for(native(max_new_tokens=100)) - room_for(native(max_new_tokens=1)) == pytest.approx(99 * 64, abs=20)
+    # A field of that name says nothing to an engine's chat.
+    assert room_for(call(sampling_params={"max_tokens": 1})) == none
+    assert sampling_of(call(temperature=0.5, sampling_params={"temperature": 2.0})).temperature == 0.5
+    assert sampling_of(native(temperature=0.25)).temperature == 0.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -10,7 +11,7 @@ import structlog
 from rollmill.claims import Claims, StorageUnreachableError
 from rollmill.codec import encode
 from rollmill.errors import RollmillError
-from rollmill.models import CallStatus, CompletionRecord, PolicyVersion
+from rollmill.models import CallKind, CallStatus, CompletionRecord, PolicyVersion, SampledChoice
 from rollmill.telemetry.clock import Clock
 from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS
@@ -22,6 +23,9 @@ from rollmill_capture.sink import EventSink
 from rollmill_capture.versions import Announced
 
 MANY_AT_ZERO = 1000
+LAST_REPLIES = 100
+"""Over which the share of replies without ids is told."""
+NO_IDS = frozenset({"no_ids", "completion_ids_missing", "prompt_ids_missing"})
 MOST_WARNINGS = 1000
 """Clients choose the names of models; after so many different ones only the counters go on."""
 
@@ -42,6 +46,7 @@ class Recorder:
     """Where large records are kept; None: in the log, made to fit."""
     _warned: set[str] = field(default_factory=set)
     _at_zero: int = 0
+    _without_ids: deque[bool] = field(default_factory=lambda: deque(maxlen=LAST_REPLIES))
 
     def started(self, call: Call) -> Call:
         """The call as it goes to the engine now: its start and the version before it (RULES R1)."""
@@ -125,17 +130,19 @@ class Recorder:
         for sign in (EMPTY_ARGUMENTS, NOT_PARSED):
             if record.metadata.get(sign):
                 self.metrics.count("parser_failures", sign=sign)
+        if record.status is CallStatus.OK and record.kind is CallKind.AGENT and call.target.route.trainable:
+            self._without_ids.append(any(_kind(choice) in NO_IDS for choice in record.choices))
+            self.metrics.gauge("ids_missing_ratio", sum(self._without_ids) / len(self._without_ids))
         for choice in record.choices:
             tokens = 0 if choice.token_ids is None else len(choice.token_ids)
             self.metrics.count("sampled_tokens", tokens)
             if choice.untrainable_reason is not None and record.status is CallStatus.OK:
-                self._count_untrainable(call, choice.untrainable_reason)
+                self._count_untrainable(call, choice.untrainable_reason, _kind(choice))
 
-    def _count_untrainable(self, call: Call, reason: str) -> None:
+    def _count_untrainable(self, call: Call, reason: str, kind: str) -> None:
         """Counted by the reason without its numbers; the first one of a kind and model is worth a warning."""
-        kind = reason.partition(":")[0].partition("(")[0]
         self.metrics.count("untrainable_replies", reason=kind)
-        if kind in ("no_ids", "completion_ids_missing", "prompt_ids_missing"):
+        if kind in NO_IDS:
             self.metrics.count("ids_missing")
         model = call.served.model
         if f"{kind} {model}" not in self._warned and len(self._warned) < MOST_WARNINGS:
@@ -147,3 +154,8 @@ class Recorder:
                 upstream=call.target.base_url,
                 session=call.session_id,
             )
+
+
+def _kind(choice: SampledChoice) -> str:
+    """Why a reply is not trained, without the numbers; empty: it is."""
+    return (choice.untrainable_reason or "").partition(":")[0].partition("(")[0]

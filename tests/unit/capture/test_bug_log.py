@@ -120,6 +120,7 @@ async def test_replies_without_ids_are_counted_and_told_once() -> None:
     assert [(line["reason"], line["upstream"]) for line in warnings] == [("no_ids", "http://127.0.0.1:8000/v1")]
     shown = rig.metrics.exposition()
     assert b'ids_missing_total{component="capture",prefix=""} 5.0' in shown
+    assert b'ids_missing_ratio{component="capture",prefix=""} 1.0' in shown
     assert b'calls_total{component="capture",kind="agent",prefix="",status="ok"} 5.0' in shown
 
 

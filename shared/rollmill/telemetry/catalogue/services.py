@@ -65,6 +65,12 @@ CAPTURE_METRICS = (
     _count(CAPTURE, "ids_missing", "replies", "Of these, for want of token ids."),
     _gauge(
         CAPTURE,
+        "ids_missing_ratio",
+        "",
+        "Of the last 100 replies to be trained, the share without token ids: near 1 the run trains on nothing.",
+    ),
+    _gauge(
+        CAPTURE,
         "engine_ids",
         "",
         "Whether an engine says token ids: 1 or 0.",

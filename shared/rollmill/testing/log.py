@@ -95,13 +95,14 @@ def dead_letter_info(record: ConsumerRecord) -> DeadLetterInfo:
 
 @asynccontextmanager
 async def running(settings: ServiceSettings, stages: Sequence[Stage[Any]]) -> AsyncIterator[None]:
-    """Stages on the engine, in this process; drained at the end. Raises what ended them."""
-    name = stages[0].name
-    tools = TaskTools(settings, KafkaClients(settings), SystemClock(), Metrics(name), Health())
-    stop = asyncio.Event()
-    job = asyncio.create_task(run_stages(stages, tools, stop))
+    """Stages on the engine, in this process, each with its own metrics; drained at the end. Raises what ended them."""
+    clients, stop = KafkaClients(settings), asyncio.Event()
+    tools = [TaskTools(settings, clients, SystemClock(), Metrics(stage.name), Health()) for stage in stages]
+    work = [run_stages([stage], own, stop) for stage, own in zip(stages, tools, strict=True)]
+    job = asyncio.gather(*work, return_exceptions=True)
     try:
         yield
     finally:
         stop.set()
-        await asyncio.wait_for(job, PATIENCE)
+        for failure in filter(None, await asyncio.wait_for(job, PATIENCE)):
+            raise failure

@@ -126,14 +126,23 @@ async def running_capture(settings: KafkaSettings, engine: Engine) -> AsyncItera
         log = await asyncio.wait_for(_read_until(process, b"capture listens"), WAIT)
         reading = asyncio.create_task(_read_until(process, None))
         assert b"error" not in log, log.decode()
-        yield Capture(f"http://127.0.0.1:{port}", process)
-        if process.returncode is None:
-            process.kill()
-        await asyncio.wait_for(reading, WAIT)
+        try:
+            yield Capture(f"http://127.0.0.1:{port}", process)
+        except BaseException as error:
+            error.add_note(f"capture's exit code: {process.returncode}, its log:\n{await _ended(process, reading)}")
+            raise
+        await _ended(process, reading)
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+async def _ended(process: Process, reading: asyncio.Task[bytes]) -> str:
+    """The rest of its log."""
+    if process.returncode is None:
+        process.kill()
+    return (await asyncio.wait_for(reading, WAIT)).decode("utf-8", "replace")
 
 
 def _environment(settings: KafkaSettings, upstream: str, port: int) -> dict[str, str]:

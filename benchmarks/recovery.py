@@ -193,7 +193,7 @@ class Preparation:
 async def recovery(settings: KafkaSettings) -> dict[str, float]:
     """Seconds from the start of a builder process to the first and the last task's first processed record."""
     places = [TopicPartition(BUILT.full_name(settings.prefix), number) for number in range(settings.partitions)]
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
         consumer.assign(places)
         began = time.monotonic()
         environment = {**os.environ, **kafka_environment(settings), "ROLLMILL_HEALTH_PORT": "0"}

@@ -133,7 +133,7 @@ async def talk(base_url: str, api_key: str) -> list[str]:
 async def built(settings: KafkaSettings, session: str) -> Trajectory:
     """The session's trajectory as the builder wrote it."""
     name = BUILT.full_name(settings.prefix)
-    async with asyncio.timeout(60), KafkaClients(settings).consumer(reset="earliest") as consumer:
+    async with asyncio.timeout(60), KafkaClients(settings).reading(reset="earliest") as consumer:
         consumer.subscribe([name])
         async for record in consumer:
             if record.key == session.encode():

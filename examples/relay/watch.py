@@ -72,7 +72,7 @@ class Watcher:
 
     async def run(self) -> None:
         """Read until cancelled."""
-        async with KafkaClients(self._settings).consumer(reset="earliest") as consumer:
+        async with KafkaClients(self._settings).reading(reset="earliest") as consumer:
             consumer.assign([place for topic in WATCHED for place in self._partitions(topic)])
             while True:
                 polled = await consumer.getmany(timeout_ms=_POLL_MS)

@@ -141,7 +141,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 async def records_of(settings: KafkaSettings) -> list[Any]:
     """Everything in `completions`, in the order of its partitions."""
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
         name = COMPLETIONS.full_name(settings.prefix)
         places = [TopicPartition(name, number) for number in range(settings.partitions)]
         consumer.assign(places)

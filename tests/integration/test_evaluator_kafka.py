@@ -169,7 +169,7 @@ async def evaluations(settings: EvaluatorSettings, count: int) -> list[Evaluatio
     """The first ``count`` evaluations, and whatever came with them; each lies where its session belongs."""
     topic = EVALUATIONS.full_name(settings.prefix)
     found: list[Evaluation] = []
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer, asyncio.timeout(WAIT):
+    async with KafkaClients(settings).reading(reset="earliest") as consumer, asyncio.timeout(WAIT):
         consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
         while len(found) < count:
             for place, records in (await consumer.getmany(timeout_ms=200)).items():
@@ -182,7 +182,7 @@ async def evaluations(settings: EvaluatorSettings, count: int) -> list[Evaluatio
 async def all_evaluations(settings: EvaluatorSettings) -> list[Evaluation]:
     topic = EVALUATIONS.full_name(settings.prefix)
     places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
     return await evaluations(settings, sum(ends.values()))
@@ -207,7 +207,7 @@ async def until_committed(settings: EvaluatorSettings, partition: int, mark: Mar
 
 async def ends(settings: EvaluatorSettings) -> dict[int, int]:
     places = [TopicPartition(BUILT.full_name(settings.prefix), number) for number in range(PARTITIONS)]
-    async with KafkaClients(settings).consumer() as consumer:
+    async with KafkaClients(settings).reading() as consumer:
         consumer.assign(places)
         return {place.partition: offset for place, offset in (await consumer.end_offsets(places)).items()}
 

@@ -95,7 +95,7 @@ class Said:
 
     async def follow(self, settings: RewardMergerSettings) -> None:
         topic = EVALUATIONS.full_name(settings.prefix)
-        async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+        async with KafkaClients(settings).reading(reset="earliest") as consumer:
             consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
             while True:
                 for records in (await consumer.getmany(timeout_ms=200)).values():

@@ -107,7 +107,7 @@ async def read(
     """All committed records of a topic, once ``done`` says so of them."""
     places = [TopicPartition(topic.full_name(settings.prefix), number) for number in range(PARTITIONS)]
     found: list[ConsumerRecord[bytes, bytes]] = []
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer, asyncio.timeout(WAIT):
+    async with KafkaClients(settings).reading(reset="earliest") as consumer, asyncio.timeout(WAIT):
         consumer.assign(places)
         while not done(found):
             for records in (await consumer.getmany(timeout_ms=100)).values():

@@ -72,12 +72,12 @@ class Place:
             await admin.delete_records({place: RecordsToDelete(offset) for place, offset in positions.items()})
         finally:
             await admin.close()
-        async with KafkaClients(self.settings).consumer(reset="earliest") as consumer:
+        async with KafkaClients(self.settings).reading(reset="earliest") as consumer:
             assert await consumer.beginning_offsets(list(positions)) == positions
 
     async def _positions(self) -> dict[TopicPartition, int]:
         identity = task_identity(self._stages()[0], 0, self.settings)
-        async with KafkaClients(self.settings).consumer(group_id=identity.group_id) as consumer:
+        async with KafkaClients(self.settings).reading(group_id=identity.group_id) as consumer:
             found = {place: await consumer.committed(place) for _, place in identity.inputs}
         return {place: offset for place, offset in found.items() if offset}
 

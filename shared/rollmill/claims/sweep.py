@@ -100,7 +100,7 @@ class _Sweep:
 
 async def references(settings: KafkaSettings) -> AsyncIterator[str]:
     """Digests that retained records of the prefix refer to, dead letters and superseded changelog records included."""
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
         for topic in (*CLAIM_CHECKED, DEAD_LETTERS):
             name = topic.full_name(settings.prefix)
             places = [TopicPartition(name, number) for number in range(topic.partitions(settings))]

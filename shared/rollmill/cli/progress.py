@@ -22,7 +22,7 @@ async def watch_topics(settings: KafkaSettings, report: Callable[[str], None]) -
     Offsets count the markers of transactions, too: a measure of progress, not a number of records.
     """
     said = ""
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
         while True:
             try:
                 ends = await consumer.end_offsets([tp for topic in WATCHED for tp in _partitions(topic, settings)])

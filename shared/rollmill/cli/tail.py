@@ -29,7 +29,7 @@ async def follow(
 ) -> AsyncIterator[str]:
     """Lines for the records of ``topic``: from the oldest, or from now on; ``limit`` None is for ever."""
     shown, claims = 0, Claims.of(settings)
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
         await _assign(consumer, settings, topic, from_beginning=from_beginning)
         while limit is None or shown < limit:
             for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():

@@ -7,7 +7,8 @@ topics and one-megabyte fetches; nothing else in the tree constructs a client.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -76,6 +77,16 @@ class KafkaClients:
             heartbeat_interval_ms=self.settings.session_timeout_ms // 5,
             max_poll_interval_ms=600_000,
         )
+
+    @asynccontextmanager
+    async def reading(self, *, group_id: str | None = None, reset: str = "none") -> AsyncIterator[AIOKafkaConsumer]:
+        """A started `consumer`, stopped at the end whatever aiokafka cancels meanwhile."""
+        consumer = self.consumer(group_id=group_id, reset=reset)
+        try:
+            await consumer.start()
+            yield consumer
+        finally:
+            await stop_consumer(consumer)
 
     def admin(self) -> AIOKafkaAdminClient:
         return AIOKafkaAdminClient(**self._common())

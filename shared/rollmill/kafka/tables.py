@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from rollmill.codec import Headers, decode
 from rollmill.errors import PoisonRecordError
-from rollmill.kafka.clients import KafkaClients, stop_consumer
+from rollmill.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import Topic
 
@@ -65,19 +65,13 @@ class TableReader:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read until ``stop`` is set. Raises aiokafka's errors where the topic cannot be read."""
-        consumer = self._clients.consumer(reset="earliest")
-        try:
-            await consumer.start()
+        async with self._clients.reading(reset="earliest") as consumer:
             consumer.assign(self._partitions)
             if self._from_end:
                 await consumer.seek_to_end()
             self._consumer = consumer
             self._started.set()
             await self._follow(consumer, await self.end_offsets(), stop)
-        finally:
-            # Not `async with`: while Kafka is away a plain stop ends in a cancellation of aiokafka's own, which would
-            # end the whole service with an error, and calls in flight with it.
-            await stop_consumer(consumer)
 
     async def caught_up(self) -> None:
         """Wait until everything is read that was there when the reader started."""

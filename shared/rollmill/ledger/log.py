@@ -28,7 +28,7 @@ class Log:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: KafkaSettings) -> AsyncIterator[Self]:
-        async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+        async with KafkaClients(settings).reading(reset="earliest") as consumer:
             yield cls(settings, consumer)
 
     def partitions(self, topic: Topic) -> list[TopicPartition]:

@@ -65,7 +65,7 @@ async def _refuse_used(settings: KafkaSettings) -> None:
         for topic in REGISTRY
         for number in range(topic.partitions(settings))
     ]
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
         ends = await consumer.end_offsets(places)
     used = sorted({place.topic for place, end in ends.items() if end})
     if used:

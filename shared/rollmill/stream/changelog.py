@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import orjson
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
-from rollmill.kafka.clients import KafkaClients, stop_consumer
+from rollmill.kafka.clients import KafkaClients
 from rollmill.models import dump_json
 
 OWNER = "!owner"
@@ -120,10 +120,6 @@ class ChangelogReader:
 
     @asynccontextmanager
     async def _consumer(self) -> AsyncIterator[AIOKafkaConsumer]:
-        consumer = self._clients.consumer(reset="earliest")
-        try:
-            await consumer.start()
+        async with self._clients.reading(reset="earliest") as consumer:
             consumer.assign([self._partition])
             yield consumer
-        finally:
-            await stop_consumer(consumer)

@@ -52,10 +52,8 @@ async def read(settings: KafkaSettings, topic: Topic, done: int | Callable[[list
     Raises TimeoutError after a minute.
     """
     enough = done if callable(done) else lambda found: len(found) >= done
-    consumer = KafkaClients(settings).consumer(reset="earliest")
-    await consumer.start()
     records: list[ConsumerRecord] = []
-    try:
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
         name = topic.full_name(settings.prefix)
         consumer.assign([TopicPartition(name, p) for p in range(topic.partitions(settings))])
         quiet = 0
@@ -65,8 +63,6 @@ async def read(settings: KafkaSettings, topic: Topic, done: int | Callable[[list
                 quiet = 0 if found else quiet + 1
                 for batch in found.values():
                     records += batch
-    finally:
-        await consumer.stop()
     return records
 
 

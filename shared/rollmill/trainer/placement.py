@@ -24,7 +24,7 @@ SIGN = b'"placed"'
 async def read_placement(clients: KafkaClients, settings: KafkaSettings) -> StepsPlaced | None:
     """The layout in force; None where no steps were ever returned."""
     newest: StepsPlaced | None = None
-    async with clients.consumer(reset="earliest") as consumer:
+    async with clients.reading(reset="earliest") as consumer:
         place = _assigned(consumer, settings)
         end = (await consumer.end_offsets([place]))[place]
         while await consumer.position(place) < end:
@@ -46,7 +46,7 @@ async def return_steps(
             f"world size {world_size}: batches of prefix {settings.prefix!r} has {settings.batch_partitions} partitions"
         )
     clients = KafkaClients(settings)
-    async with clients.consumer(reset="earliest") as consumer:
+    async with clients.reading(reset="earliest") as consumer:
         request = StepsReturned(
             run=settings.run,
             request_id=uuid.uuid4().hex,

@@ -10,12 +10,12 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from rollmill.errors import FatalError, PoisonRecordError, RollmillError
-from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.clients import KafkaClients, stop_consumer
+from rollmill.kafka.strays import without_strays
 from rollmill.trainer.assembly import StepAssembler, StepRecords
 from rollmill.trainer.wire import read_batch
 
 POLL_MS = 200
-STOP_SECONDS = 5.0
 
 
 class BatchReader:
@@ -55,13 +55,12 @@ class BatchReader:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait((self._reading,))
-        # A consumer's stop may hang, and this one leaves no group behind.
-        await asyncio.wait((asyncio.ensure_future(self._consumer.stop()),), timeout=STOP_SECONDS)
+        await stop_consumer(self._consumer)
 
     async def _read_on(self) -> None:
         try:
             while True:
-                polled = await self._consumer.getmany(timeout_ms=POLL_MS)
+                polled = await without_strays(self._consumer.getmany(timeout_ms=POLL_MS))
                 await self._take(record for records in polled.values() for record in records)
         except Exception as error:  # noqa: BLE001  # handed to the trainer's thread, whatever it is
             await self._ready.put(self._explained(error))

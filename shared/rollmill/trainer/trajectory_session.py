@@ -17,7 +17,8 @@ from rollmill.claims import Claims, StorageUnreachableError
 from rollmill.codec import decode
 from rollmill.errors import ConfigurationError, FatalError, PoisonRecordError
 from rollmill.kafka.access import refuse_settings
-from rollmill.kafka.clients import KafkaClients
+from rollmill.kafka.clients import KafkaClients, stop_consumer
+from rollmill.kafka.strays import without_strays
 from rollmill.models import Outcome, Trajectory
 from rollmill.settings import KafkaSettings
 from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES
@@ -27,7 +28,6 @@ from rollmill.trainer.places import Place
 from rollmill.trainer.writer import TransactionalWriter
 
 POLL_MS = 200
-STOP_SECONDS = 5.0
 RETRY_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class TrajectorySession:
     async def _refuse_batcher(self) -> None:
         """A batcher's changelog is never empty once it has run."""
         place = TopicPartition(STATE_BATCHER.full_name(self._settings.prefix), 0)
-        async with self._clients.consumer() as consumer:
+        async with self._clients.reading() as consumer:
             ends = await consumer.end_offsets([place])
         if ends[place]:
             raise ConfigurationError(
@@ -179,7 +179,7 @@ class TrajectorySession:
     async def _read(self, consumer: AIOKafkaConsumer) -> AsyncIterator[Read]:
         done = {(number, offset) for number, place in self.places.items() for offset in place.done}
         while True:
-            polled = await consumer.getmany(timeout_ms=POLL_MS, max_records=100)
+            polled = await without_strays(consumer.getmany(timeout_ms=POLL_MS, max_records=100))
             for record in (record for records in polled.values() for record in records):
                 self._position[record.partition] = record.offset + 1
                 if (record.partition, record.offset) not in done:
@@ -212,4 +212,4 @@ class TrajectorySession:
                 await asyncio.wait((pending,))
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await asyncio.wait((asyncio.ensure_future(consumer.stop()),), timeout=STOP_SECONDS)
+            await stop_consumer(consumer)

@@ -26,7 +26,7 @@ async def read_session(settings: KafkaSettings, session_id: str) -> tuple[Read, 
     """
     problems: list[str] = []
     homes = await _homes(settings, session_id)
-    async with KafkaClients(settings).consumer(reset="earliest") as consumer:
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
         values = partial(_values, consumer, Claims.of(settings), session_id, problems)
         events: list[CompletionEvent] = [item async for item in values(COMPLETIONS, homes[COMPLETIONS])]
         built: list[Trajectory] = [item async for item in values(BUILT, homes[BUILT])]

@@ -197,3 +197,28 @@ def test_a_wrong_config_is_refused_when_the_session_opens(wrong: dict[str, Any])
     spec = EvaluatorSpec(strategy="swebench_harness", config=wrong)
     with pytest.raises(InvalidInputError, match="swebench_harness"):
         validate_session_spec(SessionSpec(evaluators=(spec,)))
+
+
+READING = """
+import importlib, os, sys
+sys.settrace(lambda *_: None)  # as under a debugger: then the package looks for .env in the working folder
+{load}
+print(os.environ.get("ROLLMILL_SANDBOX_JOBS"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("load", "found"),
+    [
+        ("importlib.import_module('swebench.harness.utils')", "7"),
+        ("from rollmill_evaluator.testing import swebench_package as p; p._imported('swebench.harness.utils')", "None"),
+    ],
+    ids=["by-itself", "by-us"],
+)
+async def test_a_file_that_the_package_reads_does_not_set_up_the_service(tmp_path: Path, load: str, found: str) -> None:
+    (tmp_path / ".env").write_text("ROLLMILL_SANDBOX_JOBS=7\n")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", READING.format(load=load), cwd=tmp_path, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    assert said.decode().split()[-1] == found

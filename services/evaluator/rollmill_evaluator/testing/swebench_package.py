@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -65,6 +68,18 @@ def version() -> str:
 
 def _imported(name: str) -> Any:
     try:
-        return import_module(name)
+        with _same_environment():
+            return import_module(name)
     except ImportError as error:
         raise NotGradedError(SWEBENCH_MISSING, f"pip install 'rollmill[swebench]': {error}") from error
+
+
+@contextmanager
+def _same_environment() -> Iterator[None]:
+    """The package reads a file ``.env`` when it is imported: nothing of it may become a setting of this service."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]

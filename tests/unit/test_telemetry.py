@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import logging
 import urllib.error
@@ -10,9 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from aiokafka.errors import ProducerFenced
 
 from rollmill.telemetry.health import Health, HealthServer
-from rollmill.telemetry.logging import Repeats, configure_logging
+from rollmill.telemetry.logging import Repeats, configure_logging, is_news
 from rollmill.telemetry.metrics import Metrics
 
 
@@ -129,3 +132,16 @@ def test_texts_that_are_never_the_same_take_no_memory() -> None:
     repeats = Repeats()
     assert all(repeats.filter(said(f"number {number}")) for number in range(5000))
     assert len(repeats._seen) == 1000
+
+
+@pytest.mark.parametrize(("error", "heard"), [(ProducerFenced(), False), (ValueError("a fault"), True)])
+async def test_failures_that_aiokafka_keeps_to_itself_are_no_news(
+    caplog: pytest.LogCaptureFixture, error: Exception, heard: bool
+) -> None:
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(error)
+        del future
+        gc.collect()
+    [record] = caplog.records
+    assert is_news(record) is heard

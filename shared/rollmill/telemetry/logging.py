@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from aiokafka.errors import KafkaError
 
 MOST_TEXTS = 1000
 """Of which repeats are counted."""
@@ -39,6 +40,7 @@ def configure_logging(*, service: str, level: str, as_json: bool) -> None:
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(is_news)
     handler.addFilter(Repeats())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -97,6 +99,13 @@ class Repeats(logging.Filter):
         self._seen[name] = seen
         if len(self._seen) > MOST_TEXTS:
             del self._seen[next(iter(self._seen))]
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """False for failures of futures that aiokafka keeps to itself: whoever waits for the same call is told."""
+    error = record.exc_info[1] if record.exc_info else None
+    unheard = record.name == "asyncio" and "exception was never retrieved" in str(record.msg)
+    return not (unheard and isinstance(error, KafkaError))
 
 
 def redact_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -270,6 +270,7 @@ async def test_a_class_that_takes_no_more_starves_no_other(settings: EvaluatorSe
     assert {item.evaluator for item in said} == {"session_completed"}
 
 
+# B099, B100: polling goes on beside the slow one; only what is finished is committed
 async def test_a_slow_session_blocks_no_other_and_a_crash_repeats_only_what_was_running(
     settings: EvaluatorSettings,
 ) -> None:
@@ -311,6 +312,7 @@ async def test_a_clean_stop_waits_for_what_is_running_and_repeats_nothing(settin
     assert len(await all_evaluations(settings)) == 9
 
 
+# B101: each partition at its own offset, also when some are given up
 async def test_a_second_member_takes_over_partitions_and_nothing_is_lost_or_doubled(
     settings: EvaluatorSettings,
 ) -> None:

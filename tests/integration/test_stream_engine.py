@@ -130,6 +130,7 @@ async def test_a_cancelled_task_neither_loses_nor_doubles(settings: ServiceSetti
         assert await outputs(settings, 200) == [f"w={n}".encode() for n in range(1, 201)]
 
 
+# B103
 async def test_poison_is_set_aside_with_its_source_and_the_next_is_processed(settings: ServiceSettings) -> None:
     await send(settings, "a", "bad", "bug", "b")
     async with running(settings):

@@ -142,6 +142,7 @@ def test_an_acknowledgement_writes_outcomes_and_position_as_one(settings: KafkaS
     assert (acknowledged.step, acknowledged.rank, acknowledged.batch_id) == (0, 0, "batch-0")
 
 
+# B083
 def test_an_unacknowledged_step_is_seen_again_bit_identical(settings: KafkaSettings) -> None:
     cut(settings, 0, 1)
     with BatchStream(settings=settings) as stream:

@@ -114,6 +114,7 @@ def sampled(members: Sequence[Trajectory]) -> int:
     return sum(unit.tokens for member in members for unit in member.manifest.units)
 
 
+# B082
 @settings(max_examples=60, deadline=None)
 @given(members=groups(), world_size=st.integers(1, 3), tokens=st.integers(20, 64), chosen=choices)
 def test_every_token_is_trained_excluded_or_waits(

@@ -208,6 +208,18 @@ def test_steps_take_whole_groups_oldest_first_and_leave_the_rest() -> None:
     assert "group:g0" in task.state
 
 
+def test_b068_what_a_step_does_not_need_waits_in_its_order() -> None:
+    task = task_of(groups_per_step=4)
+    names = [f"g{number}" for number in range(10)]
+    for opened, name in enumerate(names):
+        feed(task, *pair(name, opened_at=float(opened)))
+    for step in range(2):
+        task.tick(200.0 + step)
+        acknowledge(task, step)
+    assert [cut.groups for cut in cuts(task)] == [tuple(names[:4]), tuple(names[4:8])]
+    assert [name for name in names if f"group:{name}" in task.state] == names[8:]
+
+
 def test_no_step_goes_beyond_what_the_trainer_has_acknowledged() -> None:
     task = task_of()
     for name in ("g0", "g1", "g2"):
@@ -283,6 +295,7 @@ def test_a_trace_of_a_rollout_is_stale_alone() -> None:
     assert word.units == traces[0].units()
 
 
+# B081
 def test_a_group_expires_with_too_few_and_is_taken_with_enough() -> None:
     task = task_of()
     feed(task, sample_trajectory("a", group="few", size=3))
@@ -345,6 +358,7 @@ def test_another_policy_is_refused() -> None:
     assert excluded(task) == {"other_policy": ["g-a", "g-b"]}
 
 
+# B080: words of another run in the same topics
 def test_words_for_other_runs_and_policies_are_not_heard() -> None:
     task = task_of()
     announce(task, 5, policy="other")
@@ -466,6 +480,7 @@ def test_the_same_topics_and_cuts_give_the_same_bytes() -> None:
     assert [emit.value for emit in first.of(BATCHES)] == [emit.value for emit in second.of(BATCHES)]
 
 
+# B079: what was finished before the restart is cut from the state
 def test_a_restored_batcher_cuts_what_the_old_one_would_have() -> None:
     task = task_of()
     announce(task, 1)

@@ -49,6 +49,18 @@ def test_a_trace_that_just_fits_is_left_alone(policy: str) -> None:
     assert trajectory.excluded == ()
 
 
+def test_b089_a_limit_holds_for_the_merged_response_and_not_for_each_reply() -> None:
+    """Three replies of three tokens, and two tokens of a tool before the next."""
+    records, prompt = [], [1, 2]
+    for turn in range(3):
+        reply = [10 + turn, 20 + turn, 9]
+        records.append(completion(f"c{turn}", prompt, reply, at=1.0 + turn))
+        prompt = [*prompt, *reply, 3, 4]
+    (trace,) = built(records, max_trace_tokens=32).traces
+    assert trace.response_ids.tolist() == [10, 20, 9, 3, 4, 11, 21, 9, 3, 4, 12, 22, 9]
+    assert trace.loss_mask.tolist() == [1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
+
+
 def test_cut_keeps_the_turns_that_fit() -> None:
     trajectory = built(turns(), max_trace_tokens=14)
     (trace,) = trajectory.traces

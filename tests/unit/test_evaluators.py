@@ -180,6 +180,7 @@ def evaluation(**changes: Any) -> Evaluation:
     return Evaluation(evaluation_id="e1", session_id="s1", evaluator="judge", **values)
 
 
+# B097
 def test_numpy_numbers_in_metadata_are_json_numbers() -> None:
     found = {"n": np.int64(3), "x": np.float32(0.5), "a": np.array([1, 2])}
     assert orjson.loads(wire(evaluation(metadata=found), 2000))["metadata"] == {"n": 3, "x": 0.5, "a": [1, 2]}

@@ -341,9 +341,21 @@ async def test_a_part_that_is_not_graded_meets_the_rule(missing: dict[str, Any],
     assert (failed.outcome_reward, failed.not_graded) == (None, reason)
     assert skipped.outcome_reward == 0.8
     assert (zero.outcome_reward, zero.metadata["counted_as_zero"]) == (0.4, ["b"])
-    for evaluation in (skipped, zero):
-        assert evaluation.components == {"a": 0.8}
+    assert skipped.components == {"a": 0.8}
+    assert zero.components == {"a": 0.8, "b": 0.0}
     assert (await composed(missing, not_graded="skip")).not_graded == reason
+
+
+async def test_b094_means_of_parts_are_over_the_rollouts_of_the_whole() -> None:
+    right = part("a", outcome_reward=1.0)
+    both = [
+        await composed(right, part("b", outcome_reward=1.0), not_graded="zero"),
+        await composed(right, part("b", not_graded="down"), not_graded="zero"),
+    ]
+    means = {name: sum((said.components or {})[name] for said in both) / 2 for name in ("a", "b")}
+    assert [said.outcome_reward for said in both] == [1.0, 0.5]
+    assert means == {"a": 1.0, "b": 0.5}
+    assert [said.metadata.get("counted_as_zero", []) for said in both] == [[], ["b"]]
 
 
 async def test_a_part_of_weight_0_is_kept_and_changes_nothing() -> None:

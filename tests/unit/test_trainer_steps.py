@@ -64,6 +64,7 @@ def test_two_batches_are_never_mixed_to_a_step() -> None:
         collecting.feed(1, read_batch(step_values(0, RANKS, batch_id="another")[0][1]))
 
 
+# B080: another run's batches in a used topic
 def test_batches_of_another_world_size_run_or_policy_are_refused() -> None:
     batch = read_batch(step_values(0, RANKS)[0][0])
     with pytest.raises(ConfigurationError, match="cut for world size 2, this trainer has 1: start it with a number"):

@@ -22,6 +22,7 @@ def test_the_watermark_is_the_first_offset_that_is_not_finished() -> None:
     assert progress.mark() == Mark(14)
 
 
+# B102
 def test_an_offset_that_repeats_while_it_runs_is_handled_once() -> None:
     progress = Progress(Mark(40))
     assert begun(progress, 40, 41, 41, 42) == [40, 41, 42]

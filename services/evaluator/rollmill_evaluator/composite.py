@@ -115,7 +115,10 @@ def combined(missing: Missing, answers: Sequence[Answer], traces: int) -> EvalRe
     if missing is Missing.ZERO and absent:
         metadata["counted_as_zero"] = [answer.spec.label for answer in absent]
     counting = weighty if missing is Missing.ZERO else graded
-    components = {answer.spec.label: answer.result.outcome_reward for answer in answers}
+    # A part that the whole counts as zero is zero here too: means of parts are over the rollouts that the mean of the
+    # whole is over.
+    zeros = dict.fromkeys(metadata.get("counted_as_zero", ()), 0.0)
+    components = {answer.spec.label: answer.result.outcome_reward for answer in answers} | zeros
     return EvalResult(
         **_rewards(counting, traces),
         components={label: value for label, value in components.items() if value is not None},

@@ -12,7 +12,7 @@
 
 The other rows of these kinds are in the modules of what they are about: engine formats and wire samples (B002 to B007,
 B015 to B024, B046 to B048), lanes and transport (B010), identity (B013), weight updates (B051, B069, B075, B077, B078),
-admission (B070 to B072), a thousand calls (B011, integration).
+admission (B070, B071, B072), a thousand calls (B011, integration).
 """
 
 import asyncio

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
 from rollmill.models import (
     BatchHeader,
@@ -32,6 +33,7 @@ from rollmill_batcher.held import Held
 from rollmill_batcher.ordering import StepOrder
 from rollmill_batcher.packing import Size
 from rollmill_batcher.rules import Credit, GroupRules, Learning, Rules
+from rollmill_batcher.sameness import MOST_IN_A_ROW
 from rollmill_batcher.staleness import Staleness
 from rollmill_batcher.weights import LossWeighting
 
@@ -60,7 +62,9 @@ def ticked(*members: Trajectory, version: int = 0, **changes: Any) -> Task:
     return task
 
 
-def pair(group: str, *, version: int = 0, opened_at: float = 50.0, rewards: tuple[float, float] = (1.0, 0.0)) -> Any:
+def pair(
+    group: str, *, version: int = 0, opened_at: float = 50.0, rewards: tuple[float | None, ...] = (1.0, 0.0)
+) -> Any:
     return tuple(
         sample_trajectory(f"{group}-{n}", reward, group=group, version=PolicyVersion(0, version), opened_at=opened_at)
         for n, reward in enumerate(rewards)
@@ -380,6 +384,29 @@ def test_b091_a_cut_of_failures_has_its_reasons_and_the_next_step_trains() -> No
         task.feed(TRAJECTORIES, member)
     task.tick(201.0)
     assert np.isfinite(batches(task)[0].advantages).all()
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_b092_rewards_that_are_all_equal_are_said_once(*, filtered: bool) -> None:
+    alike = [m for n in range(MOST_IN_A_ROW + 5) for m in pair(f"g{n:02}", rewards=(0.25, 0.25))]
+    rules = GroupRules(deadline_seconds=60.0, drop_zero_variance=filtered)
+    with structlog.testing.capture_logs() as logs:
+        task = ticked(*alike, groups=rules, groups_per_step=MOST_IN_A_ROW + 5)
+    assert task.counts["equal_rewards"] == MOST_IN_A_ROW + 5
+    assert [(line["log_level"], line["reward"], line["group"]) for line in logs] == [("warning", 0.25, "g49")]
+
+
+def test_b092_one_group_that_differs_ends_the_row() -> None:
+    alike = [m for n in range(MOST_IN_A_ROW) for m in pair(f"g{n:02}", rewards=(0.0, float(n == MOST_IN_A_ROW // 2)))]
+    with structlog.testing.capture_logs() as logs:
+        task = ticked(*alike, groups_per_step=MOST_IN_A_ROW)
+    assert task.counts["equal_rewards"] == MOST_IN_A_ROW - 1
+    assert logs == []
+
+
+def test_b092_a_group_with_one_reward_says_nothing_about_it() -> None:
+    task = ticked(*pair("g", rewards=(0.5, None)), learning=Learning("none", NoAdvantage()))
+    assert "equal_rewards" not in task.counts
 
 
 def test_a_truncated_rollout_that_does_not_count_trains_nothing() -> None:

@@ -220,6 +220,12 @@ def test_a_revised_word_can_take_a_grade_back() -> None:
     assert merged.ungraded_reason == "retracted"
 
 
+def test_b092_what_the_agent_handed_in_stands_beside_its_tokens_and_its_reward() -> None:
+    merged = merge(session("judge", traces=1, output={"action": "42"}), [said(outcome_reward=1.0)])
+    assert merged.output == b'{"action":"42"}'
+    assert (merged.traces[0].response_ids.tolist(), rewards(merged)) == ([5], [1.0])
+
+
 def test_an_evaluators_metadata_overwrites_nothing() -> None:
     loud = {"outcome_reward": 9.0, "trace_rewards": [9.0, 9.0], "evaluations": [], "evaluation_id": "x"}
     merged = merge(

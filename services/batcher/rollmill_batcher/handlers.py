@@ -41,6 +41,7 @@ from rollmill_batcher.placing import placed_anew
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.reports import ages
 from rollmill_batcher.rules import Rules
+from rollmill_batcher.sameness import Sameness
 
 TRAINER_EVENTS = StepAcknowledged | Rewound | EndOfStream | StepsReturned | StepsPlaced
 OTHER_POLICY = "other_policy"
@@ -59,6 +60,7 @@ class BatcherStage(Stage[Held]):
         self._has_caught_up = False
         """Since this process started. Until then time stands still: members may wait in the backlog, and no
         deadline passes before they are read. Only delays cuts; each cut says what time it went by."""
+        self._sameness = Sameness()
 
     def process(self, state: StateView[Held], record: InputRecord) -> Effects:
         value = record.read()
@@ -78,6 +80,7 @@ class BatcherStage(Stage[Held]):
         now = view.now if self._has_caught_up else 0.0
         cut = proposed(state, view.positions, now, self._rules, caught_up=view.caught_up)
         decision = decide(groups(state), progress_of(state), cut, self._rules)
+        self._sameness.saw(decision.closed)
         return effects_of(state, cut, decision, self._rules) if decision else NOTHING
 
     def _take(self, state: StateView[Held], trajectory: Trajectory) -> Effects:

@@ -25,6 +25,7 @@ def counts_of(decision: Decision, batches: Sequence[MicroBatch]) -> dict[str, fl
     counts["tokens_batched"] = sum(batch.tokens for batch in batches)
     counts |= {f"excluded_{reason}": tokens for reason, tokens in decision.tokens_excluded.items()}
     counts |= Counter(f"groups_{group.state.value}" for group in decision.closed)
+    counts["equal_rewards"] = sum(group.compares_nothing for group in decision.closed)
     counts |= member_counts(decision.closed) | trace_counts(decision.closed)
     counts |= staleness_counts(batches[0].staleness if batches else {})
     return {name: count for name, count in counts.items() if count}

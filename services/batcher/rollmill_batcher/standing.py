@@ -54,6 +54,11 @@ class JudgedGroup:
         return sum(len(trace.prompt_ids) + len(trace.response_ids) for trace in traces)
 
     @property
+    def compares_nothing(self) -> bool:
+        """Two rewards or more, and all are equal."""
+        return len(self.rewards) > 1 and bool(np.ptp(self.rewards) == 0)
+
+    @property
     def trains(self) -> bool:
         return any(member.trained for member in self.members)
 

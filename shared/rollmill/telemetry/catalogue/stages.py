@@ -82,6 +82,7 @@ BATCHER_EVENTS = {
     "steps": "steps made",
     "micro_batches": "micro-batches made",
     "fillers": "empty ones among them",
+    "equal_rewards": "closed groups whose rollouts that count all got one reward, so that nothing is compared",
     "rollouts_failed": "rollouts of closed groups that count although agent or time ran out",
     "rollouts_ungraded": "rollouts of closed groups that count for nothing, for want of a grade",
 }

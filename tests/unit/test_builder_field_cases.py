@@ -67,6 +67,7 @@ def test_b031_the_templates_newline_is_context() -> None:
     assert sampled(trajectory) == [[21, 901, 22, 901]]
 
 
+# B032
 def test_b032a_an_end_token_that_is_gone_from_history_is_a_break() -> None:
     trajectory = two_turns([21, 901], [21, *NEXT], message=assistant("a"), copy=assistant("a"))
     assert sampled(trajectory) == [[21, 901], [22, 901]]

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from rollmill_capture.engines.asking import EngineKind
-from rollmill_capture.engines.logprobs import as_ids
+from rollmill_capture.engines.logprobs import as_prompt
 from rollmill_capture.engines.reading import Ids, Reading
 from rollmill_capture.engines.wires import CHAT
 from rollmill_capture.retelling import CannotContinueError
@@ -37,7 +37,7 @@ async def prompt_ids(upstream: Upstream, target: Target, served: ServedRequest) 
     if not isinstance(prompt, str):
         return None
     question = {"content": prompt, "add_special": True, "parse_special": True}
-    return as_ids((await _ask(upstream, target, "/tokenize", question)).get("tokens"))
+    return as_prompt((await _ask(upstream, target, "/tokenize", question)).get("tokens"))
 
 
 async def sampled_text(upstream: Upstream, target: Target, served: ServedRequest, ids: list[int]) -> str:

@@ -11,7 +11,7 @@ import orjson
 from rollmill_capture.apis.answer import Answer, Ask
 from rollmill_capture.bodies import lasting
 from rollmill_capture.engines.asking import Capability, EngineKind, ask
-from rollmill_capture.engines.logprobs import as_ids
+from rollmill_capture.engines.logprobs import as_prompt
 from rollmill_capture.engines.reading import Ids
 from rollmill_capture.engines.wires import CHAT, COMPLETIONS, Wire
 
@@ -87,7 +87,7 @@ def serve(
 def _sent(asked: Ask, kind: EngineKind) -> Ids | None:
     """The prompt as the request gives it in ids; SGLang's chat takes them beside the messages."""
     if asked.wire is CHAT and kind is EngineKind.SGLANG:
-        return as_ids(asked.fields.get("input_ids"))
+        return as_prompt(asked.fields.get("input_ids"))
     return asked.prompt_ids
 
 

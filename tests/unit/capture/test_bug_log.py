@@ -3,16 +3,19 @@
 | row | test |
 |---|---|
 | B001, B005 | counters and one warning per kind |
+| B004 | no reply is trained on a prompt that nobody said, or on an empty one |
 | B008, B035 | a refusal between two replies; nothing of a request is rewritten |
 | B009 | the four ways of saying ``stream`` |
 | B014 | effective values of sampling |
 | B021 | alternatives of the wrong token are not kept |
 | B025, B026, B027 | calls that a parser lost, or that are none |
 | B033 | a prompt of ids that was tokenised again |
+| B042 | thoughts in a history reach the engine, by either name |
 
-The other rows of these kinds are in the modules of what they are about: engine formats and wire samples (B002 to B007,
-B015 to B024, B046 to B048), lanes and transport (B010), identity (B013), weight updates (B051, B069, B075, B077, B078),
-admission (B070, B071, B072), a thousand calls (B011, integration).
+The other rows of these kinds are in the modules of what they are about: engine formats and wire samples (B002, B003,
+B006, B007, B015, B016, B018, B019, B020, B023, B024, B046, B047, B048), other APIs (B003, B034), lanes and transport
+(B010), identity (B013), weight updates (B051, B069, B075, B077, B078), admission (B070, B071, B072), a thousand calls
+(B011, integration).
 """
 
 import asyncio
@@ -133,6 +136,38 @@ async def test_ids_that_a_parser_has_swallowed_are_counted() -> None:
     )
 
 
+@pytest.mark.parametrize("said", [{}, {"prompt_token_ids": None}, {"prompt_token_ids": []}])
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 10, "completion_tokens": 2}, {"completion_tokens": 2}, None])
+async def test_a_reply_whose_prompt_nobody_says_is_not_trained(said: dict[str, Any], usage: Any) -> None:
+    body = reply({"content": "4"}, [21, 901])
+    del body["prompt_token_ids"]
+    rig = Rig(always({**body, **said, "usage": usage}))
+    await rig.call()
+    (record,) = rig.records
+    assert (record.prompt_ids, record.choices[0].untrainable_reason) == (None, "prompt_ids_missing")
+    assert record.choices[0].token_ids is not None
+    assert record.choices[0].token_ids.tolist() == [21, 901]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+async def test_an_empty_prompt_of_ids_is_none(path: str) -> None:
+    chat = {**reply({"content": "4"}, [9]), "prompt_token_ids": None, "usage": {"completion_tokens": 1}}
+    meta = {"completion_tokens": 1, "output_token_logprobs": [[-0.5, 9, None]], "finish_reason": {"type": "stop"}}
+    native = {"text": "4", "output_ids": [9], "meta_info": meta}
+    settings = CaptureSettings(default_route=Route(engine=EngineKind.SGLANG))
+    rig = Rig(always(native if path == "/generate" else chat), settings)
+    assert (await rig.call({**ASK, "input_ids": []}, path))[0] == 200
+    (record,) = rig.records
+    assert (record.prompt_ids, record.choices[0].untrainable_reason) == (None, "prompt_ids_missing")
+
+
+async def test_vllms_route_of_ids_takes_no_empty_prompt() -> None:
+    rig = Rig(always(reply({}, [9])))
+    status, text, _ = await rig.call({"token_ids": [], "sampling_params": {}}, "/inference/v1/generate")
+    assert (status, rig.asked) == (400, [])
+    assert b"token_ids" in text
+
+
 async def test_a_refusal_between_two_replies_leaves_no_row_without_tokens() -> None:
     def answer(body: dict[str, Any]) -> httpx.Response:
         if body.get("max_tokens") == 10**6:
@@ -155,6 +190,14 @@ async def test_arguments_in_a_history_are_not_rewritten_and_a_refusal_is_asked_f
     status, _, _ = await rig.call(body)
     assert (status, len(rig.asked), [record.status for record in rig.records]) == (400, 1, [CallStatus.ERROR])
     assert rig.served["messages"] == body["messages"]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_thoughts_in_a_history_reach_the_engine_under_their_name(name: str) -> None:
+    said = {"role": "assistant", "content": "a", name: "need"}
+    rig = Rig(lambda _: plays("vllm_chat_nonstream_token_ids.json"))
+    await rig.call({**ASK, "messages": [*ASK["messages"], said, {"role": "user", "content": "go on"}]})
+    assert rig.served["messages"][1] == said
 
 
 async def test_the_four_ways_to_say_stream_have_one_record() -> None:

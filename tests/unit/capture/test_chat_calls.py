@@ -176,6 +176,7 @@ async def test_a_client_that_asks_for_ids_and_logprobs_gets_the_engines_bytes() 
         assert await call.rest() == (WIRE / "vllm_chat_nonstream_token_ids.json").read_bytes()
 
 
+# B007
 async def test_a_stream_gives_the_same_record_as_a_whole_reply() -> None:
     rig = Rig(plays("vllm_chat_stream_basic.sse"))
     whole = Rig(plays("vllm_chat_nonstream_token_ids.json"))
@@ -232,6 +233,7 @@ async def test_a_reply_that_the_log_did_not_take_never_ends_normally(body: dict[
     assert b'"finish_reason":"stop"' not in text
 
 
+# B018
 @pytest.mark.parametrize(
     ("name", "why", "ids"),
     [
@@ -304,6 +306,7 @@ async def test_an_engine_that_does_not_answer_is_recorded_too(error: Exception, 
     assert (rig.records[0].status, rig.records[0].http_status) == (CallStatus.ERROR, None)
 
 
+# B010
 async def test_a_pooled_connection_that_the_server_had_closed_is_tried_again_once() -> None:
     rig = Rig(plays("vllm_chat_nonstream_token_ids.json"))
     good = rig.answer

@@ -1,5 +1,10 @@
-"""What goes wrong in engines' answers: calls numbered in odd ways, lists that disagree, parsers that fail."""
+"""What goes wrong in engines' answers: calls numbered in odd ways, lists that disagree, parsers that fail.
 
+Rows of the field's bug log: B019 (modes of SGLang's streams), B020 (ids in one mode, log-probs in the other), B023 and
+B024 (numbers of parallel calls), B046 (the best-ranked token), B047 (a list of ids with a gap).
+"""
+
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -104,6 +109,17 @@ def test_disjoint_ids_beside_cumulative_logprobs() -> None:
 def test_cumulative_ids_beside_disjoint_logprobs() -> None:
     reading = generated(native([16], [16], 1), native([16, 13, 17], [13, 17], 3, end=True), prompt=[1, 2, 3])
     assert found(reading) == ([16, 13, 17], [-2.0, -1.625, -2.125], None)
+
+
+@pytest.mark.parametrize("token", [None, 7])
+def test_uneven_pieces_lose_and_double_no_token_in_either_mode(token: int | None) -> None:
+    """120 tokens as 1+30+30+30+29; with ``token`` all alike, so that only the count tells the modes apart."""
+    ids = [place if token is None else token for place in range(120)]
+    cuts = [0, 1, 31, 61, 91, 120]
+    disjoint = [native(ids[a:b], ids[a:b], b, end=b == 120) for a, b in pairwise(cuts)]
+    cumulative = [native(ids[:b], ids[:b], b, end=b == 120) for b in cuts[1:]]
+    for chunks in (disjoint, cumulative):
+        assert found(generated(*chunks, prompt=[1, 2, 3])) == (ids, [-each / 8 for each in ids], None)
 
 
 def test_a_stream_whose_count_fits_neither_reading_is_refused() -> None:

@@ -256,6 +256,7 @@ async def test_a_call_that_failed_is_made_again_as_the_next_attempt() -> None:
     assert len(set(upstream_ids)) == 2
 
 
+# B013
 async def test_the_same_request_id_twice_is_two_calls_with_ids_of_their_own() -> None:
     rig = Rig(CaptureSettings())
     await rig.open(None, session_id="s1")

@@ -329,6 +329,7 @@ async def test_fields_that_a_route_gives_are_said_where_the_client_does_not_say_
         assert "temperature" in record.metadata["added_fields"]
 
 
+# B003
 @pytest.mark.parametrize("stream", [True, False, None])
 async def test_sglang_is_asked_for_whole_answers_and_its_client_gets_what_it_asked_for(stream: bool | None) -> None:
     raw = (WIRE / "sglang_chat_nonstream_meta_info.json").read_bytes()
@@ -351,6 +352,18 @@ async def test_sglang_is_asked_for_whole_answers_and_its_client_gets_what_it_ask
         assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
         assert text.endswith(b"data: [DONE]\n\n")
+
+
+# B003
+async def test_a_whole_answer_that_is_told_as_a_stream_ends_with_the_usage_that_was_asked_for() -> None:
+    raw = (WIRE / "sglang_chat_nonstream_meta_info.json").read_bytes()
+    async with rig(lambda _: Played((raw,)), default_route=Route(engine=EngineKind.SGLANG)) as capture:
+        body = {**HI, "stream": True, "stream_options": {"include_usage": True}}
+        async with capture.call("/v1/chat/completions", body) as call:
+            *chunks, done = (await call.rest()).strip().split(b"\n\n")
+    last = orjson.loads(chunks[-1][6:])
+    assert (last["choices"], done) == ([], b"data: [DONE]")
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (10, 5)
 
 
 async def test_an_aborted_reply_of_ids_is_a_part() -> None:
@@ -389,6 +402,18 @@ async def test_llama_cpp_is_asked_for_its_prompts_ids_beside_the_call() -> None:
         assert decode(record.prompt_ids.tolist()) == render(HI["messages"], ())
         assert record.choices[0].trainable
         assert record.metadata["prompt_ids_from"] == "tokenize"
+
+
+# B034
+async def test_the_prompt_is_rendered_from_all_that_the_call_was_asked_with() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": TOOL}}
+    body = {**HI, "tools": [tool], "chat_template_kwargs": {"enable_thinking": False}}
+    async with rig(like_llama_cpp, default_route=Route(engine=EngineKind.LLAMA_CPP)) as capture:
+        async with capture.call("/v1/chat/completions", body) as call:
+            await call.rest()
+        asked = {item.path: item.body for item in capture.asked}
+    assert asked["/apply-template"] == asked["/v1/chat/completions"]
+    assert {name: asked["/apply-template"][name] for name in body} == body
 
 
 async def test_ids_beside_the_call_that_are_not_as_many_as_it_had_are_not_trained() -> None:

@@ -1,5 +1,9 @@
 """Each sample of an engine's or gateway's answer is read as the table beside it says, whole or in any pieces; and so is
 its record, when a server plays the file behind capture.
+
+Rows of the field's bug log, by their samples: B001 (tokens_swallowed), B002 (ids_null), B003 without its fallback
+(sglang_chat_stream), B006 (moved_ids), B015 (keepalive_and_meta), B016 (choices_null), B019 (stream_cumulative,
+stream_incremental), B048 (logprob_sentinel).
 """
 
 import asyncio

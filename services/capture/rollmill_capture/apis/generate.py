@@ -11,7 +11,7 @@ from rollmill_capture.apis.answer import Ask
 from rollmill_capture.apis.checks import is_stream, number_of_choices
 from rollmill_capture.apis.memory import SessionMemory
 from rollmill_capture.apis.same import Same, Wants, same, without_meta
-from rollmill_capture.engines.logprobs import as_ids
+from rollmill_capture.engines.logprobs import as_prompt
 from rollmill_capture.engines.wires import GENERATE, TOKENS
 from rollmill_capture.replies import OPENAI, Shape
 
@@ -29,7 +29,7 @@ class GenerateApi:
         if not isinstance(sampling, dict) or isinstance(body.get("text"), list) or _is_batch(prompt):
             raise InvalidInputError("a batch of prompts is several calls: send them one by one")
         answer = Same(GENERATE, strip=None if body.get("return_logprob") is True else without_meta)
-        return Ask(GENERATE, body, answer, is_stream(body), number_of_choices(sampling), prompt_ids=as_ids(prompt))
+        return Ask(GENERATE, body, answer, is_stream(body), number_of_choices(sampling), prompt_ids=as_prompt(prompt))
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TokensApi:
 
     def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionMemory) -> Ask:
         del place, memory
-        prompt, sampling = as_ids(body.get("token_ids")), body.get("sampling_params") or {}
+        prompt, sampling = as_prompt(body.get("token_ids")), body.get("sampling_params") or {}
         if prompt is None or not isinstance(sampling, dict):
             raise InvalidInputError("`token_ids` must be a list of token ids, and `sampling_params` an object")
         answer = same(TOKENS, Wants(ids=True, logprobs=True))

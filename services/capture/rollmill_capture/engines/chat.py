@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollmill_capture.engines.logprobs import as_ids, extra, logprob_entries, logprob_of, sampled_ids
+from rollmill_capture.engines.logprobs import as_ids, as_prompt, extra, logprob_entries, logprob_of, sampled_ids
 from rollmill_capture.engines.reading import Ids, Incomplete, ReadChoice, Reading
 
 UNSET_VERSION = "default"
@@ -181,7 +181,7 @@ class RootSoFar:
     def _prompt(self) -> Ids | None:
         if self.several_prompts:
             return None
-        return self.sent if self.prompt_ids is None else as_ids(self.prompt_ids)
+        return self.sent if self.prompt_ids is None else as_prompt(self.prompt_ids)
 
     def reading(
         self, choices: tuple[ReadChoice, ...], incomplete: Incomplete | None, error: str | None = None

@@ -27,6 +27,11 @@ def as_ids(value: object) -> Ids | None:
     return np.array(value, dtype=np.int32)
 
 
+def as_prompt(value: object) -> Ids | None:
+    """A prompt's token ids; None also where the list is empty: no reply was sampled from nothing."""
+    return as_ids(value) if value else None
+
+
 def sampled_ids(choice: dict[str, Any]) -> list[Any] | None:
     """The sampled ids of a choice, or of one chunk of it, unchecked; None where there are none.
 

@@ -62,6 +62,19 @@ def test_b040_what_the_engine_rendered_between_two_replies_is_the_context_token_
     assert trace.loss_mask[2:-2].tolist() == [0] * (1 + len(TOOLS_TURN))
 
 
+def test_b041_of_an_assistants_turn_only_what_was_sampled_is_trained() -> None:
+    """Neither its header nor the newline after its end; nothing of a turn of text that no engine gave ids for."""
+    turn = [900, 904, 902, 21, 901, 902]
+    first = completion("c1", turn[:3], [21, 901], at=1.0)
+    second = completion("c2", [*turn, 900, 904, 902], [22, 901], at=2.0)
+    (trace,) = built(first, second).traces
+    assert [*trace.prompt_ids.tolist(), *trace.response_ids.tolist()] == [*turn, 900, 904, 902, 22, 901]
+    assert [*[0] * len(trace.prompt_ids), *trace.loss_mask.tolist()] == [0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1]
+    imported = built(completion("c1", turn[:3], None, at=1.0, text="a"), second)
+    assert sampled(imported) == [[22, 901]]
+    assert imported.metadata["left_out"] == {"no_ids": 1}
+
+
 def test_b044_b053_versions_cover_every_token_and_context_has_none() -> None:
     old, new = PolicyVersion(0, 3), PolicyVersion(0, 4)
     first = completion("c1", [1, 2], [5, 9], at=1.0, policy=PolicySpan(before=old, after=old))

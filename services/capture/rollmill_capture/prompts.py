@@ -26,8 +26,8 @@ OK = 200
 
 
 def is_missing(served: ServedRequest, reading: Reading) -> bool:
-    """The prompt's ids are worth a question of their own."""
-    asked = served.kind is EngineKind.LLAMA_CPP and served.wire is CHAT
+    """The prompt's ids are worth a question of their own. Without a count to check them against, they are not."""
+    asked = served.kind is EngineKind.LLAMA_CPP and served.wire is CHAT and (reading.usage or (0, 0))[0] > 0
     return asked and reading.prompt_ids is None and any(choice.tokens for choice in reading.choices)
 
 

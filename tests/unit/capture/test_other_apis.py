@@ -426,6 +426,19 @@ async def test_ids_beside_the_call_that_are_not_as_many_as_it_had_are_not_traine
         assert (capture.records[0].choices[0].untrainable_reason or "").startswith("prompt_ids(2)!=usage")
 
 
+async def test_ids_beside_the_call_are_not_asked_for_where_no_count_could_check_them() -> None:
+    def uncounted(asked: Asked) -> Played:
+        whole = orjson.loads(like_llama_cpp(asked).pieces[0])
+        return Played.json({name: item for name, item in whole.items() if name != "usage"})
+
+    async with rig(uncounted, default_route=Route(engine=EngineKind.LLAMA_CPP)) as capture:
+        async with capture.call("/v1/chat/completions", HI) as call:
+            await call.rest()
+        (record,) = capture.records
+        assert [item.path for item in capture.asked] == ["/v1/chat/completions"]
+        assert (record.prompt_ids, record.choices[0].untrainable_reason) == (None, "prompt_ids_missing")
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("wanted", "kept", "gone"),

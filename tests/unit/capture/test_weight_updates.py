@@ -329,6 +329,7 @@ async def test_a_whole_reply_goes_on_too() -> None:
     two_parts(rig.records[0], [21, 22, 23, 24], 2)
 
 
+# B051
 @pytest.mark.parametrize("as_stream", [True, False])
 async def test_a_budget_that_is_used_up_ends_the_reply_as_truncated(as_stream: bool) -> None:
     rig = Rig()
@@ -395,6 +396,7 @@ async def test_a_rest_that_never_comes_is_recorded_as_far_as_it_went() -> None:
         assert record.choices[0].token_ids.tolist() == [21, 22]
 
 
+# B051
 async def test_a_reply_can_be_broken_off_twice() -> None:
     rig = Rig()
     rig.announced.learn("policy", PolicyVersion(0, 7))

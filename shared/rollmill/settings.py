@@ -36,7 +36,8 @@ class KafkaSettings(BaseSettings):
     """After this a silent member of a group counts as dead. Whoever joins waits for it, so it has to be well below
     the request timeout, or a join after a crash is given up again and again."""
     run: str = "run"
-    """Names the training run in batches, cuts and acknowledgements."""
+    """Names the training run in batches, cuts and acknowledgements. A prefix holds one run: the batcher refuses another
+    name once it has cut."""
     hand_over: Literal["batches", "trajectories", "none"] = "batches"
     """What is handed to the trainer of the run: steps of the batcher, the trajectories themselves (`TrajectoryStream`,
     no batcher), or nothing, where runs are only collected. There is one consumer of record (RULES A9)."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rollmill.codec import JSON, encode
+from rollmill.errors import ConfigurationError
 from rollmill.models import (
     Cut,
     EndOfStream,
@@ -358,7 +359,19 @@ def test_another_policy_is_refused() -> None:
     assert excluded(task) == {"other_policy": ["g-a", "g-b"]}
 
 
-# B080: words of another run in the same topics
+def test_b080_a_new_run_takes_nothing_of_the_run_that_used_its_prefix() -> None:
+    task, other = task_of(), task_of(run="another")
+    feed(task, *pair("g0"), *pair("g1"))
+    task.tick(200.0)
+    other.state, other.positions = task.restored(), dict(task.positions)
+    refused = r"run 'run' up to step 1, and ROLLMILL_RUN is 'another'"
+    with pytest.raises(ConfigurationError, match=refused):
+        other.tick(201.0)
+    with pytest.raises(ConfigurationError, match=refused):
+        acknowledge(other, 0)
+    assert not other.emitted
+
+
 def test_words_for_other_runs_and_policies_are_not_heard() -> None:
     task = task_of()
     announce(task, 5, policy="other")

@@ -117,6 +117,7 @@ def _waited(waiting: Iterable[Group], progress: Progress, now: float, rules: Rul
 def _advanced(progress: Progress, cut: Cut) -> Progress:
     made = cut.batch_id is not None
     return progress.replace(
+        run=cut.run,
         next_step=cut.step + made,
         sequence=cut.sequence + 1,
         now=cut.now,

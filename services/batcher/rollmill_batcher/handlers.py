@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rollmill.errors import PoisonRecordError
+from rollmill.errors import ConfigurationError, PoisonRecordError
 from rollmill.models import (
     EndOfStream,
     PolicyAnnouncement,
@@ -63,6 +63,7 @@ class BatcherStage(Stage[Held]):
         self._sameness = Sameness()
 
     def process(self, state: StateView[Held], record: InputRecord) -> Effects:
+        _check_run(progress_of(state), self._rules.run)
         value = record.read()
         if isinstance(value, Trajectory):
             return self._take(state, value)
@@ -76,6 +77,7 @@ class BatcherStage(Stage[Held]):
 
     def tick(self, state: StateView[Held], view: TaskView) -> Effects:
         """Cut, where a cut changes something."""
+        _check_run(progress_of(state), self._rules.run)
         self._has_caught_up = self._has_caught_up or view.caught_up
         now = view.now if self._has_caught_up else 0.0
         cut = proposed(state, view.positions, now, self._rules, caught_up=view.caught_up)
@@ -168,6 +170,15 @@ def _said_before(trajectory: Trajectory, held: Trajectory) -> Effects:
 def _moved(before: Progress, after: Progress, name: str) -> Effects:
     deltas = () if after == before else (progress_delta(after),)
     return Effects(deltas=deltas, counts={name: 1})
+
+
+def _check_run(progress: Progress, run: str) -> None:
+    """Raises ConfigurationError where the prefix has steps of another run, before anything of that run is taken."""
+    if progress.run not in {"", run}:
+        raise ConfigurationError(
+            f"this prefix holds run {progress.run!r} up to step {progress.next_step}, and ROLLMILL_RUN is {run!r}: "
+            "give the new run a prefix of its own (ROLLMILL_PREFIX), or go on with the old one under its name"
+        )
 
 
 def _check(progress: Progress, event: StepAcknowledged | Rewound | EndOfStream) -> None:

@@ -56,6 +56,8 @@ class Acknowledgements(Record):
 class Progress(Record):
     """State key ``progress``."""
 
+    run: str = ""
+    """Name of the run; empty before its first cut."""
     next_step: NonNegativeInt = 0
     sequence: NonNegativeInt = 0
     """Of the next cut."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
+from rollmill.codec import JSON, MSGPACK, decode, encode
 from rollmill.models import CallKind, PolicySpan, PolicyVersion, Trajectory, TrajectoryStatus, VersionRun
 from rollmill.testing.sessions import assistant, choice, completion, session_of, user
 from rollmill_builder.emits import close_counts
@@ -193,3 +195,15 @@ def test_changed_tools_lose_no_token_of_the_parent() -> None:
     assert trajectory.traces[1].metadata["parent"] == "c1"
     assert trajectory.traces[1].metadata["break_reason"] == "tools_changed"
     assert trajectory.traces[1].metadata["break_from"] == "c1"
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+@pytest.mark.parametrize("as_text", [True, False])
+def test_b098_arguments_of_tools_keep_their_own_keys_and_get_no_others(content_type: str, *, as_text: bool) -> None:
+    given = [{"x": 1}, {"y": 2}, {}]
+    told = [orjson.dumps(one).decode() if as_text else one for one in given]
+    calls = [{"type": "function", "function": {"name": "f", "arguments": one}} for one in told]
+    trajectory = built(completion("c1", P, [21, 901], at=1.0, messages=[*ASK, assistant("", tool_calls=calls)]))
+    (trace,) = decode(Trajectory, encode(trajectory, content_type)).traces
+    read = orjson.loads(trace.prompt_messages)[-1]["tool_calls"]
+    assert [call["function"]["arguments"] for call in read] == told

@@ -10,11 +10,12 @@ import orjson
 
 from chaos.stack import Stack
 from chaos.trainer import BOOK, SEEN
-from rollmill.codec import DEAD_LETTER, JSON, decode, header
+from rollmill.codec import decode
+from rollmill.dlq import read_letters
 from rollmill.errors import PoisonRecordError
 from rollmill.ledger.log import Log
-from rollmill.models import CompletionRecord, DeadLetterInfo, Outcome
-from rollmill.topics import BUILT, COMPLETIONS, DEAD_LETTERS, OUTCOMES
+from rollmill.models import CompletionRecord, Outcome
+from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
 
 EXACTLY_ONCE = ("builder", "reward-merger", "batcher")
 """Stages on the engine; a trainer that goes back says things again, and the books allow for it."""
@@ -75,11 +76,8 @@ async def gather(stack: Stack) -> Evidence:
             _take_outcome(evidence, record)
         async for record in log.read(BUILT):
             evidence.built[(record.key or b"").decode()] += 1
-        async for record in log.read(DEAD_LETTERS):
-            info: DeadLetterInfo = decode(
-                DeadLetterInfo, header(record.headers, DEAD_LETTER), (("content-type", JSON.encode()),)
-            )
-            evidence.dead_letters[info.reason] += 1
+    letters = await read_letters(stack.settings)
+    evidence.dead_letters.update(letter.info.reason for letter in letters.values())
     _read_book(stack, evidence)
     return evidence
 

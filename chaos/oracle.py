@@ -51,8 +51,8 @@ class Findings:
             self.complaints.append(words)
 
 
-def judge(seen: Mapping[str, Seen], evidence: Evidence, excuses: frozenset[str]) -> Findings:
-    """``excuses``: reasons for which the injected faults may keep tokens of a whole session from being trained."""
+def judge(seen: Mapping[str, Seen], evidence: Evidence) -> Findings:
+    """``seen``: by session, what its agent knows of it."""
     findings = Findings(sessions=len(seen))
     by_session: dict[str, list[Captured]] = {}
     for completion in evidence.captured.values():
@@ -63,7 +63,7 @@ def judge(seen: Mapping[str, Seen], evidence: Evidence, excuses: frozenset[str])
         _judge_capture(one, by_session.get(session_id, []), findings)
     _judge_repeats(evidence, findings)
     _judge_content(seen, evidence.trained, findings)
-    _judge_ends(seen, evidence, excuses, findings)
+    _judge_ends(seen, evidence, findings)
     _judge_steps(evidence, findings)
     return findings
 
@@ -125,7 +125,7 @@ def _wrong_tokens(dialogue: Dialogue, trace: Trained) -> int:
     return wrong + abs(sum(trace.mask) - sum(stop - start for _, _, start, stop in trace.units))
 
 
-def _judge_ends(seen: Mapping[str, Seen], evidence: Evidence, excuses: frozenset[str], findings: Findings) -> None:
+def _judge_ends(seen: Mapping[str, Seen], evidence: Evidence, findings: Findings) -> None:
     trained = _ends(evidence, _trained_units(evidence.trained), findings)
     closed = {key: _ends(evidence, units, findings) for key, units in _closed_units(evidence.outcomes.values())}
     clean = _clean(seen)
@@ -136,7 +136,7 @@ def _judge_ends(seen: Mapping[str, Seen], evidence: Evidence, excuses: frozenset
             other = units[completion.completion_id]
             counts += other
             findings.excluded[reason] += int(other.sum())
-            if completion.session_id in clean and reason not in excuses:
+            if completion.session_id in clean:
                 findings.unexplained += int(other.sum())
         findings.tokens += len(counts)
         findings.lost += int((counts == 0).sum())

@@ -16,10 +16,11 @@ import httpx
 from chaos.agents import Load
 from chaos.evidence import Evidence, gather
 from chaos.faults import Injector
+from chaos.homecoming import all_home
 from chaos.oracle import Findings, judge
 from chaos.recompute import recompute
 from chaos.recovery import Progress
-from chaos.schedule import Fault, Kind
+from chaos.schedule import Fault
 from chaos.stack import Stack
 from chaos.trainer import DRAIN
 from rollmill.ledger import Balance, balances
@@ -27,8 +28,6 @@ from rollmill.ledger import Balance, balances
 WARM_SECONDS = 3.0
 SETTLE_SECONDS = 120.0
 DRAIN_SECONDS = 200.0
-EXCUSES = {Kind.REFUSAL: frozenset({"outputs_refused"})}
-"""What a fault may do to sessions that noticed nothing."""
 
 
 @dataclass
@@ -110,11 +109,12 @@ async def run_seed(stack: Stack, seed: int, faults: Sequence[Fault], pause: floa
         await _storm(stack, faults, verdict)
         load.stop()
         await asyncio.wait_for(working, DRAIN_SECONDS)
+        await all_home(stack, load.seen.keys())
         (stack.trainer_directory / DRAIN).touch()
         verdict.balance = await _settled(stack)
         if verdict.balance.balanced and verdict.balance.total.pending:
             verdict.violations.append(f"{verdict.balance.total.pending} tokens are still under way: not settled")
-        await _compare(stack, load, faults, verdict)
+        await _compare(stack, load, verdict)
         if alarm.done():
             verdict.violations.append(alarm.result())
     except TimeoutError:
@@ -162,10 +162,9 @@ def _note(verdict: Verdict, fault: Fault, times: Mapping[str, float | None]) -> 
             verdict.recovery.setdefault(name, []).append(seconds)
 
 
-async def _compare(stack: Stack, load: Load, faults: Sequence[Fault], verdict: Verdict) -> None:
+async def _compare(stack: Stack, load: Load, verdict: Verdict) -> None:
     evidence: Evidence = await gather(stack)
-    excuses = frozenset(reason for fault in faults for reason in EXCUSES.get(fault.kind, ()))
-    verdict.findings = judge(load.seen, evidence, excuses)
+    verdict.findings = judge(load.seen, evidence)
     verdict.dead_letters = evidence.dead_letters
     verdict.batches, differing = await recompute(stack)
     verdict.violations += differing

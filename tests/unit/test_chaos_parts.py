@@ -27,7 +27,6 @@ from rollmill.testing.processes import free_port
 from rollmill.testing.replay import Asked
 
 ONE = Dialogue("g0m0", "g0", 0)
-NOBODY: frozenset[str] = frozenset()
 
 
 def seen(*, answered: int = TURNS, failures: Counter[int] | None = None) -> dict[str, Seen]:
@@ -79,7 +78,7 @@ def test_a_dialogue_is_what_the_engine_says() -> None:
 
 
 def test_what_came_out_as_it_went_in_is_clean() -> None:
-    findings = judge(seen(), evidence(*WHOLE, traces=(trained(),)), NOBODY)
+    findings = judge(seen(), evidence(*WHOLE, traces=(trained(),)))
     assert findings.clean
     assert findings.tokens == findings.trained == sum(len(call.reply) for call in WHOLE)
 
@@ -101,7 +100,7 @@ def wrong(found: Findings) -> dict[str, bool]:
     ],
 )
 def test_every_kind_of_damage_is_found(proof: Evidence, fault: str) -> None:
-    found = judge(seen(), proof, NOBODY)
+    found = judge(seen(), proof)
     assert wrong(found)[fault], found
     assert not found.clean
 
@@ -110,8 +109,8 @@ def test_a_call_that_nobody_made_is_found_and_one_that_broke_off_is_allowed() ->
     twice = evidence(
         *WHOLE, captured(1, "again"), traces=(replace(trained(), units=units(TURNS)),), said=(excluded_again(),)
     )
-    assert wrong(judge(seen(), twice, NOBODY))["doubled"]
-    assert judge(seen(failures=Counter({1: 1})), twice, NOBODY).clean
+    assert wrong(judge(seen(), twice))["doubled"]
+    assert judge(seen(failures=Counter({1: 1})), twice).clean
 
 
 def excluded_again() -> Outcome:
@@ -124,10 +123,10 @@ def excluded_again() -> Outcome:
 def test_what_a_stage_said_twice_is_found() -> None:
     proof = evidence(*WHOLE, traces=(trained(),))
     proof.built = Counter({ONE.session_id: 2})
-    assert judge(seen(), proof, NOBODY).doubled == sum(len(call.reply) for call in WHOLE)
+    assert judge(seen(), proof).doubled == sum(len(call.reply) for call in WHOLE)
     proof = evidence(*WHOLE, traces=(trained(),))
     proof.repeated = [excluded(0, "aux")]
-    assert judge(seen(), proof, NOBODY).doubled == len(WHOLE[0].reply)
+    assert judge(seen(), proof).doubled == len(WHOLE[0].reply)
 
 
 def verdict(total: Totals, findings: Findings) -> Verdict:
@@ -147,7 +146,7 @@ def test_what_is_only_late_is_no_damage_and_does_not_pass() -> None:
 def test_steps_that_are_skipped_or_differ_are_found() -> None:
     proof = evidence(*WHOLE, traces=(trained(),))
     proof.steps, proof.digests = [0, 2], {"b0": {"x", "y"}}
-    assert len(judge(seen(), proof, NOBODY).complaints) == 2
+    assert len(judge(seen(), proof).complaints) == 2
 
 
 def test_a_plan_comes_back_with_its_seed_and_a_row_of_seeds_brings_all_kinds() -> None:

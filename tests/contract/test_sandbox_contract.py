@@ -12,6 +12,7 @@ import pytest
 
 from rollmill.errors import InvalidInputError
 from rollmill.strategies.sandbox import WORK, Ending, Job, JobLimits, JobOutcome, NoSandbox, Sandbox, Step
+from rollmill.testing.presence import absent
 from rollmill.testing.processes import processes_with, until_gone
 from rollmill_evaluator.sandbox.choosing import SandboxOptions, container_sandbox, local_sandbox
 
@@ -27,7 +28,7 @@ async def run(request: pytest.FixtureRequest, sandbox_options: SandboxOptions) -
     chosen = container_sandbox(sandbox_options) if docker else local_sandbox(sandbox_options)
     sandbox = await chosen.found()
     if isinstance(sandbox, NoSandbox):
-        pytest.skip(sandbox.why)
+        pytest.skip(sandbox.why) if docker else absent(sandbox.why)
     if docker:
         await _pulled()
 

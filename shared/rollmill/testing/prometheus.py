@@ -1,4 +1,4 @@
-"""Pytest fixtures: Prometheus' own programs; a test that needs one that is not there is skipped with the reason."""
+"""Pytest fixtures: Prometheus' own programs; a test without one is skipped with the reason, and in CI fails."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import shutil
 
 import pytest
 
+from rollmill.testing.presence import absent
+
 
 def _program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is not on the PATH; `make test` gets it where Debian's packages can be had")
+        absent(f"{name} is not on the PATH; `make test` gets it where Debian's packages can be had")
     return found
 
 

@@ -22,10 +22,10 @@ import numpy as np
 from benchmarks import batcher_contenders as contenders
 from benchmarks.batcher_message import BUDGET, Traces, message, traces
 from benchmarks.queue_contender import transfer_queue
-from rollmill.trainer.layouts import PackedArrays, pack, pad
-from rollmill.trainer.micro_batch import tensors_of
-from rollmill.trainer.wire import read_batch
-from rollmill_batcher.packing import Size, plan
+from rollmill.trainer.layouts.arrays import PackedArrays, pack, pad
+from rollmill.trainer.layouts.micro_batch import tensors_of
+from rollmill.trainer.layouts.safetensors_reader import read_batch
+from rollmill_batcher.steps.packing import Size, plan
 
 ROUNDS = 7
 RANKS = (1, 2, 8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollmill.models import BatchHeader, Denominators, GroupRow, PolicyVersion, Trace, TraceRow, TraceTurn, VersionRun
-from rollmill_batcher.tensors import Line, dump, pack
+from rollmill_batcher.steps.tensors import Line, dump, pack
 
 TRACES, LONGEST, BUDGET = 256, 32768, 32768
 GROUP = 8

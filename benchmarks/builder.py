@@ -29,9 +29,9 @@ from benchmarks.builder_sessions import Size, records
 from benchmarks.provenance import provenance
 from rollmill.codec import JSON, MSGPACK, decode, encode
 from rollmill.models import CompletionRecord, CompletionSession
-from rollmill_builder.call_log import CallLog
-from rollmill_builder.ended import EndedSession
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.merging.closed_session import EndedSession
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.storage.call_store import CallLog
 
 RESULTS = Path(__file__).parent / "results"
 TURNS = (10, 30, 100, 300)

@@ -20,11 +20,11 @@ import numpy as np
 from benchmarks.provenance import provenance
 from rollmill.codec import encode
 from rollmill.models import CompletionRecord, SampledChoice, SessionOpened, SessionSpec
+from rollmill.runtime.stream.processor import InputRecord
+from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.strategies import builder_registry
-from rollmill.stream.stage import InputRecord
-from rollmill.stream.state import TaskState, origin_of
 from rollmill.topics import COMPLETIONS
-from rollmill_builder.handlers import BuilderStage, BuilderState
+from rollmill_builder.stage import BuilderStage, BuilderState
 
 RESULTS = Path(__file__).parent / "results"
 SCALES = (2000, 4000, 8000)

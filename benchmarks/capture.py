@@ -24,8 +24,8 @@ from benchmarks.litellm_proxy import KEY, MissingError, litellm_proxy
 from benchmarks.load import Endpoint, Measured, closed_loop, open_loop
 from benchmarks.processes import Running, replay_engine
 from benchmarks.replay import STREAM_SECONDS
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import BrokerConfig, EmbeddedKafka
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
 from rollmill.settings import KafkaSettings
 from rollmill.testing.processes import free_port, service_process
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from rollmill.models import PolicyVersion
-from rollmill.testing.recorded import read_messages
+from rollmill.testing.samples.recorded_messages import read_messages
 from rollmill.trainer import MicroBatch, Step
-from rollmill.trainer.assembly import StepRecords
+from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.device import on_device
-from rollmill.trainer.gate import judge
-from rollmill.trainer.wire import read_batch
+from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 GIGA = 1e9
 

@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollmill.testing.batches import SampleTrace, step_values
-from rollmill.testing.recorded import write_messages
+from rollmill.testing.samples.batches import SampleTrace, step_values
+from rollmill.testing.samples.recorded_messages import write_messages
 
 LONGEST = 32_768
 MEDIAN = 1_500.0

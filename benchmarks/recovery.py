@@ -31,18 +31,18 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from benchmarks.processes import Running, stopped
 from benchmarks.provenance import provenance
 from rollmill.codec import encode
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import BrokerConfig, running_kafka
 from rollmill.models import CompletionRecord, SampledChoice, SessionClosed, SessionOpened, SessionSpec
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import BrokerConfig, running_kafka
+from rollmill.runtime.stream.changelog import POSITION, Position
+from rollmill.runtime.stream.processor import InputRecord
+from rollmill.runtime.stream.state import ChangelogRecord, TaskState, origin_of
+from rollmill.runtime.supervisor import kafka_environment
 from rollmill.settings import KafkaSettings
 from rollmill.strategies import builder_registry
-from rollmill.stream.changelog import POSITION, Position
-from rollmill.stream.stage import InputRecord
-from rollmill.stream.state import ChangelogRecord, TaskState, origin_of
-from rollmill.supervisor import kafka_environment
 from rollmill.topics import BUILT, COMPLETIONS, STATE_BUILDER, partition_of
-from rollmill_builder.handlers import BuilderStage, BuilderState
+from rollmill_builder.stage import BuilderStage, BuilderState
 
 RESULTS = Path(__file__).parent / "results"
 SCALES = (1000, 10_000, 50_000)

@@ -25,10 +25,10 @@ def failpoints_file(directory: Path, name: str) -> Path:
 def main(directory: Path, name: str, module: str, *arguments: str) -> None:
     _arm(failpoints_file(directory, name))
     if module != "chaos.trainer":
-        import rollmill.app  # noqa: PLC0415  # after the failpoints are in the environment
+        import rollmill.runtime.app  # noqa: PLC0415  # after the failpoints are in the environment
 
         put = PutClock(directory / CLOCK_FILE)
-        vars(rollmill.app)["SystemClock"] = lambda: put
+        vars(rollmill.runtime.app)["SystemClock"] = lambda: put
     if mutation := os.environ.get(MUTATION):
         apply(mutation)
     sys.argv = [module, *arguments]

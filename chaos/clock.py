@@ -10,7 +10,7 @@ LOOK_SECONDS = 0.05
 
 
 class PutClock:
-    """Implements `rollmill.telemetry.clock.Clock`."""
+    """Implements `rollmill.runtime.telemetry.clock.Clock`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from functools import cached_property
 
-from rollmill.testing.engine import END, ScriptedEngine, encode, logprob, render
-from rollmill.testing.replay import Asked, Played
+from rollmill.testing.http.canned_server import Asked, Played
+from rollmill.testing.http.scripted_engine import END, ScriptedEngine, encode, logprob, render
 
 TURNS = 3
 WORDS = ("iron", "roll", "mill", "sheet", "slab", "hot", "cold", "gauge", "strip", "coil")

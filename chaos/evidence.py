@@ -11,10 +11,10 @@ import orjson
 from chaos.stack import Stack
 from chaos.trainer import BOOK, SEEN
 from rollmill.codec import decode
-from rollmill.dlq import read_letters
 from rollmill.errors import PoisonRecordError
-from rollmill.ledger.log import Log
 from rollmill.models import CompletionRecord, Outcome
+from rollmill.ops.dlq import read_letters
+from rollmill.ops.ledger.log_reader import Log
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
 
 EXACTLY_ONCE = ("builder", "reward-merger", "batcher")

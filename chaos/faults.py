@@ -17,7 +17,7 @@ from chaos.clock import CLOCK_FILE, put
 from chaos.schedule import Fault, Kind
 from chaos.stack import CLIENTS, Stack, ended
 from rollmill.errors import EXIT_DRAINED, EXIT_FENCED
-from rollmill.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.topics import BUILT
 
 EXIT_SECONDS = 30.0

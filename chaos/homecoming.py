@@ -13,10 +13,10 @@ from collections.abc import Collection
 import httpx
 
 from chaos.stack import Stack
-from rollmill.dlq import open_desk, read_letters
-from rollmill.dlq.letters import LetterState
-from rollmill.ledger.log import Log
-from rollmill.telemetry.clock import SystemClock
+from rollmill.ops.dlq import open_desk, read_letters
+from rollmill.ops.dlq.dead_letter import LetterState
+from rollmill.ops.ledger.log_reader import Log
+from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.topics import TRAJECTORIES
 
 LONGEST = 120.0

@@ -9,10 +9,10 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.transaction import Offset, Outgoing, Transaction, translate
-from rollmill.stream.fold import Fold, Work
-from rollmill.stream.task import Task
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.transaction import Offset, Outgoing, Transaction, translate
+from rollmill.runtime.stream.batch_processor import Fold, Work
+from rollmill.runtime.stream.task import Task
 
 MUTATION = "CHAOS_MUTATION"
 

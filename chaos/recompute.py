@@ -9,17 +9,17 @@ from typing import Any
 from chaos.stack import Stack
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
-from rollmill.ledger.log import KafkaRecord, Log
 from rollmill.models import Cut
-from rollmill.stream import Effects, InputRecord
-from rollmill.stream.state import TaskState, origin_of
+from rollmill.ops.ledger.log_reader import KafkaRecord, Log
+from rollmill.runtime.stream import Effects, InputRecord
+from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.topics import BATCHES, CUTS, Topic
-from rollmill_batcher.cutting import effects_of
-from rollmill_batcher.decisions import decide
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held, groups, progress_of
-from rollmill_batcher.rules import Rules
+from rollmill_batcher.groups.config import Rules
 from rollmill_batcher.settings import BatcherSettings
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held, groups, progress_of
+from rollmill_batcher.steps.cut import effects_of
+from rollmill_batcher.steps.cut_planning import decide
 
 Bytes = dict[tuple[int, bytes], bytes]
 """Batches by partition and key."""

@@ -19,7 +19,7 @@ from chaos.seed import Verdict, percentile_95, run_seed
 from chaos.stack import Doors, running_stack
 from chaos.volume import own_volume
 from rollmill.errors import RollmillError
-from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from chaos.mutations import Mutation
 from chaos.stack import CLIENTS, SERVICES, STAGES, TRAINER
-from rollmill.failpoints import Failpoint
+from rollmill.runtime.failpoints import Failpoint
 
 
 class Kind(StrEnum):

@@ -23,7 +23,7 @@ from chaos.recovery import Progress
 from chaos.schedule import Fault
 from chaos.stack import Stack
 from chaos.trainer import DRAIN
-from rollmill.ledger import Balance, balances
+from rollmill.ops.ledger import Balance, balances
 
 WARM_SECONDS = 3.0
 SETTLE_SECONDS = 120.0

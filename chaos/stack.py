@@ -16,12 +16,12 @@ from chaos.chronicle import Chronicle
 from chaos.dialogue import play
 from chaos.mutations import MUTATION, Mutation
 from chaos.proxy import Proxy
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import BrokerConfig, EmbeddedKafka, Listener
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka, Listener
+from rollmill.runtime.supervisor import Program, RestartPolicy, Supervisor, kafka_environment
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import Program, RestartPolicy, Supervisor, kafka_environment
+from rollmill.testing.http.canned_server import replay_server
 from rollmill.testing.processes import free_port
-from rollmill.testing.replay import replay_server
 
 BUILDERS = ("builder-0", "builder-1")
 STAGES = (*BUILDERS, "reward-merger", "batcher")
@@ -93,7 +93,7 @@ class Stack:
         """A second process of a service, looked after by nobody; ended with this one."""
         program = self.programs[name]
         environment = {**self.environment, **program.env, "ROLLMILL_HEALTH_PORT": "0"}
-        launch = (sys.executable, "-m", "rollmill.supervisor.launch", str(os.getpid()))
+        launch = (sys.executable, "-m", "rollmill.runtime.supervisor.launch", str(os.getpid()))
         with (self.directory / f"{name}-twin.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *(*launch, program.module, *program.arguments),

@@ -7,7 +7,7 @@ from pathlib import Path
 from dashboards.grafana import dashboard_json
 from dashboards.metrics_page import metrics_page
 from dashboards.overview import BOARDS
-from rollmill.telemetry.metrics import MOST_SERIES
+from rollmill.runtime.telemetry.metrics import MOST_SERIES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("charts/rollmill/dashboards")

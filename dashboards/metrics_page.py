@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rollmill.telemetry.catalogue import CATALOGUE, COMPONENTS, Label, Metric, metrics_of
+from rollmill.runtime.telemetry.catalogue import CATALOGUE, COMPONENTS, Label, Metric, metrics_of
 
 HEAD = """# Metrics
 

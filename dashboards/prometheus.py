@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from rollmill.errors import FatalError
-from rollmill.supervisor import free_port
+from rollmill.runtime.supervisor import free_port
 
 READY_SECONDS = 30.0
 STOP_SECONDS = 20.0

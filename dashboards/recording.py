@@ -18,9 +18,9 @@ from relay.model import from_bytes, to_bytes, use_one_thread, warm_start
 from relay.options import Options
 from relay.pipeline import kafka_at, running_pipeline
 from rollmill.errors import FatalError
+from rollmill.runtime.supervisor import DRAIN_ORDER, Program, Supervisor, free_port
+from rollmill.runtime.supervisor.stack import kafka_environment
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import DRAIN_ORDER, Program, Supervisor, free_port
-from rollmill.supervisor.stack import kafka_environment
 
 LEDGER = "ledger"
 SCRAPE_SECONDS = 1

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rollmill.strategies.sandbox import NoSandbox, Sandbox
-from rollmill.testing.presence import absent
-from rollmill_evaluator.sandbox.choosing import SandboxOptions, container_sandbox, local_sandbox
+from rollmill.testing.requirements import absent
+from rollmill_evaluator.sandbox.selection import SandboxOptions, container_sandbox, local_sandbox
 from rollmill_evaluator.settings import EvaluatorSettings
 
 pytest_plugins = ["rollmill.testing.kafka", "rollmill.testing.prometheus"]

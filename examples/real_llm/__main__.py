@@ -20,11 +20,11 @@ from openai import AsyncOpenAI
 
 from real_llm.model import NAME, Model, weights_file
 from rollmill.codec import decode
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import Trace, Trajectory
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import Program, free_port, running_services
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import Program, free_port, running_services
 from rollmill.topics import BUILT
 
 QUESTIONS = (

@@ -22,7 +22,7 @@ from relay.training import Lessons, Trainer
 from relay.transcripts import AgentsRecord
 from relay.watch import Watcher
 from rollmill.errors import FatalError
-from rollmill.ledger import Balance, settled_balance
+from rollmill.ops.ledger import Balance, settled_balance
 from rollmill.settings import KafkaSettings
 
 _SETTLE_SECONDS: Final = 60.0

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 
-from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import Program, Supervisor, free_port, running_services
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import Program, Supervisor, free_port, running_services
 
 GROUPS_PER_STEP = 8
 GROUP_SIZE = 8

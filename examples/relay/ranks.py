@@ -17,7 +17,7 @@ from grpo_minimal import LogProbs, packed
 from relay.options import Layout
 from rollmill.models import PolicyVersion
 from rollmill.trainer import BatchStream, MicroBatch, PaddedMicroBatch, Step
-from rollmill.trainer.assembly import joined
+from rollmill.trainer.batches.step_assembly import joined
 
 
 class RankStreams:

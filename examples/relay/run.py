@@ -14,8 +14,8 @@ from relay.options import Options
 from relay.oracle import mismatches
 from relay.pipeline import kafka_at, running_pipeline
 from relay.report import Report, last_mean
+from rollmill.runtime.supervisor import DRAIN_ORDER, Supervisor
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import DRAIN_ORDER, Supervisor
 
 _SHOWN: Final = 5
 

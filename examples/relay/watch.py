@@ -9,8 +9,8 @@ from typing import Final
 from aiokafka import ConsumerRecord, TopicPartition
 
 from rollmill.codec import decode
-from rollmill.kafka.clients import KafkaClients
 from rollmill.models import Disposition, Outcome
+from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import (
     BATCHES,

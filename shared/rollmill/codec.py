@@ -30,8 +30,8 @@ MAX_BYTES = 64 * 2**20
 """No record that Kafka lets through is larger, and no blob; a bound for what is decoded."""
 
 REFERENCE = b"\xc1rollmill-blob:"
-"""Begins a value that refers to a blob (`rollmill.claims`). 0xC1 begins nothing in MessagePack, JSON or a safetensors
-file of any possible size, so headers stay as they are and no other value is taken for a reference."""
+"""Begins a value that refers to a blob (`rollmill.runtime.claim_check`). 0xC1 begins nothing in MessagePack, JSON or a
+safetensors file of any possible size, so headers stay as they are and no other value is taken for a reference."""
 
 Headers = tuple[tuple[str, bytes], ...]
 

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, field_valida
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rollmill.errors import InvalidInputError
-from rollmill.failpoints import Failpoints
+from rollmill.runtime.failpoints import Failpoints
 
 
 class KafkaSettings(BaseSettings):
@@ -63,7 +63,7 @@ class KafkaSettings(BaseSettings):
     tls_check_hostname: bool = True
     """Whether the broker's certificate must name the host that was asked; False for tunnels alone."""
     failpoints: str = ""
-    """For tests of failures alone: where this program dies, fails or stands still (`rollmill.failpoints`)."""
+    """For tests of failures alone: where this program dies, fails or stands still (`rollmill.runtime.failpoints`)."""
 
     @field_validator("failpoints")
     @classmethod

@@ -12,9 +12,9 @@ import pytest
 
 from rollmill.errors import InvalidInputError
 from rollmill.strategies.sandbox import WORK, Ending, Job, JobLimits, JobOutcome, NoSandbox, Sandbox, Step
-from rollmill.testing.presence import absent
 from rollmill.testing.processes import processes_with, until_gone
-from rollmill_evaluator.sandbox.choosing import SandboxOptions, container_sandbox, local_sandbox
+from rollmill.testing.requirements import absent
+from rollmill_evaluator.sandbox.selection import SandboxOptions, container_sandbox, local_sandbox
 
 IMAGE = "debian:bookworm-slim"
 LIMITS = JobLimits(seconds=30.0, prepare_seconds=30.0, memory_bytes=256 * 2**20, disk_bytes=16 * 2**20, processes=64)

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from deploy.chart_files import PROGRAMS
-from rollmill.kafka.embedded.config import SINGLE_NODE, BrokerConfig
+from rollmill.runtime.kafka.embedded.config import SINGLE_NODE, BrokerConfig
+from rollmill.runtime.supervisor import DRAIN_ORDER
 from rollmill.settings import KafkaSettings, ServiceSettings
-from rollmill.supervisor import DRAIN_ORDER
 from rollmill.topics import REGISTRY
 from rollmill_builder.settings import BuilderSettings
 from rollmill_capture.settings import CaptureSettings

@@ -13,8 +13,6 @@ import pytest
 
 from rollmill.codec import JSON, decode, encode
 from rollmill.errors import EXIT_FENCED
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import (
     CompletionRecord,
     PolicySpan,
@@ -25,9 +23,11 @@ from rollmill.models import (
     SessionSpec,
     Trajectory,
 )
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import RestartPolicy, Supervisor, kafka_environment, service_program
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import RestartPolicy, Supervisor, kafka_environment, service_program
-from rollmill.testing.log import produce, read
+from rollmill.testing.topic_log import produce, read
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES, partition_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from rollmill.codec import CONTENT_TYPE, JSON
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.ledger import Balance, read_balance, settled_balance
+from rollmill.ops.ledger import Balance, read_balance, settled_balance
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import RestartPolicy, Supervisor, kafka_environment, service_program
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import RestartPolicy, Supervisor, kafka_environment, service_program
 from rollmill.topics import COMPLETIONS
 from rollmill.trainer import BatchStream
 

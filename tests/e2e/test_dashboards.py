@@ -15,8 +15,8 @@ from dashboards.overview import OVERVIEW
 from dashboards.recording import Recording, recorded
 from relay.display import PlainLines
 from relay.options import Options
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.telemetry.catalogue import COMPONENTS, metrics_of
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.telemetry.catalogue import COMPONENTS, metrics_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kafka]
 

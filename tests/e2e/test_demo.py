@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relay.sabotage import Sabotage
-from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kafka]
 

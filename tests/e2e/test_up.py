@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.supervisor import free_port
+from rollmill.runtime.supervisor import free_port
 
 pytestmark = [
     pytest.mark.kafka,

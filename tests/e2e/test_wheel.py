@@ -21,11 +21,11 @@ from tempfile import gettempdir
 
 import pytest
 
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import DRAIN_ORDER, free_port, kafka_environment
+from rollmill.runtime.supervisor.probe import is_ready
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import DRAIN_ORDER, free_port, kafka_environment
-from rollmill.supervisor.probe import is_ready
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
 
@@ -35,8 +35,8 @@ INSTALL_SECONDS, READY_SECONDS = 600, 60
 
 BARE = """
 import importlib.util, pkgutil, sys
-import rollmill, rollmill.codec, rollmill.kafka.clients, rollmill.ledger, rollmill.models, rollmill.strategies
-import rollmill.stream, rollmill.topics, rollmill.trainer
+import rollmill, rollmill.codec, rollmill.runtime.kafka.clients, rollmill.ops.ledger, rollmill.models
+import rollmill.strategies, rollmill.runtime.stream, rollmill.topics, rollmill.trainer
 assert importlib.util.find_spec("torch") is None
 assert importlib.util.find_spec("faststream") is None
 assert "site-packages" in rollmill.__file__, rollmill.__file__

@@ -6,10 +6,10 @@ import orjson
 import pytest
 
 from rollmill.codec import decode, encode
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import SessionStatus, Trace, Trajectory
-from rollmill.testing.log import dead_letter_info, produce, read, running
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.testing.topic_log import dead_letter_info, produce, read, running
 from rollmill.topics import BUILT, COMPLETIONS, DEAD_LETTERS, TRAJECTORIES
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings

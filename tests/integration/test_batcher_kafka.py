@@ -9,21 +9,21 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rollmill.codec import encode
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import Cut, Disposition, Outcome, PolicyVersion, Trajectory
-from rollmill.stream.runner import run_stages
-from rollmill.stream.task import TaskTools
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.health import Health
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.log import everything, produce
-from rollmill.testing.trajectories import sample_trajectory
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.stream.runner import run_stages
+from rollmill.runtime.stream.task import TaskTools
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.health import Health
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.samples.trajectories import sample_trajectory
+from rollmill.testing.topic_log import everything, produce
 from rollmill.topics import CUTS, OUTCOMES, TRAJECTORIES
 from rollmill.trainer import BatchStream, PolicyPublisher, Step
-from rollmill_batcher.handlers import BatcherStage
 from rollmill_batcher.settings import BatcherSettings
+from rollmill_batcher.stage import BatcherStage
 
 pytestmark = pytest.mark.kafka
 

@@ -25,10 +25,6 @@ from starlette.responses import Response, StreamingResponse
 
 from rollmill.codec import JSON, encode
 from rollmill.errors import EXIT_DRAINED
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.kafka.tables import TableReader
 from rollmill.models import (
     CallStatus,
     CompletionRecord,
@@ -37,9 +33,13 @@ from rollmill.models import (
     SessionClosed,
     SessionOpened,
 )
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.global_table import TableReader
 from rollmill.settings import KafkaSettings
 from rollmill.topics import COMPLETIONS, POLICIES
-from rollmill_capture.server import serve
+from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings
 
 pytestmark = pytest.mark.kafka

@@ -20,17 +20,17 @@ from starlette.responses import JSONResponse
 
 from rollmill.codec import decode
 from rollmill.errors import EXIT_DRAINED
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import BrokerConfig, EmbeddedKafka
 from rollmill.models import CallStatus, CompletionRecord, Disposition, SessionClosed, SessionOpened
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
 from rollmill.settings import KafkaSettings
-from rollmill.testing.memory import MemoryTask
+from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.processes import ServiceProcess, free_port, service_process
 from rollmill.topics import COMPLETIONS, OUTCOMES
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings
-from rollmill_capture.server import serve
+from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings
 
 pytestmark = pytest.mark.kafka

@@ -14,14 +14,14 @@ import httpx
 import pytest
 
 from rollmill.errors import EXIT_DRAINED
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import CompletionRecord, PolicyVersion
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.settings import KafkaSettings
-from rollmill.testing.engine import ScriptedEngine
-from rollmill.testing.log import everything, read
+from rollmill.testing.http.canned_server import ReplayServer, replay_server
+from rollmill.testing.http.scripted_engine import ScriptedEngine
 from rollmill.testing.processes import ServiceProcess, free_port, service_process
-from rollmill.testing.replay import ReplayServer, replay_server
+from rollmill.testing.topic_log import everything, read
 from rollmill.topics import COMPLETIONS, SESSIONS
 
 pytestmark = pytest.mark.kafka

@@ -15,17 +15,17 @@ from pathlib import Path
 import orjson
 
 from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionSpec, SessionState
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
-from rollmill_capture.server import BACKLOG, serve
-from rollmill_capture.sessions import SessionTable
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.server import BACKLOG, serve
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream import Upstream, make_client
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.client import Upstream, make_client
 
 CALLS = 1024
 WAIT = 120.0

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from moto.server import ThreadedMotoServer
 
-from rollmill.claims import BlobReference, BlobStore, Claims, StorageUnreachableError
-from rollmill.claims.sweep import sweep
 from rollmill.errors import PoisonRecordError
+from rollmill.runtime.claim_check import BlobReference, BlobStore, Claims, StorageUnreachableError
+from rollmill.runtime.claim_check.garbage_collection import sweep
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BUILT
 

@@ -14,22 +14,22 @@ from typing import Any
 import orjson
 import pytest
 
-from rollmill.app import ServiceContext
 from rollmill.codec import decode
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients, faststream_broker
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import Evaluation, Trajectory
+from rollmill.runtime.app import ServiceContext
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients, faststream_broker
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.health import Health
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies.sandbox import Sandbox
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.health import Health
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.log import produce, read, running
-from rollmill.testing.repositories import Repository
+from rollmill.testing.samples.repositories import Repository
+from rollmill.testing.topic_log import produce, read, running
 from rollmill.topics import COMPLETIONS, EVALUATIONS, TRAJECTORIES
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings
-from rollmill_evaluator.sandbox.choosing import SandboxOptions
+from rollmill_evaluator.sandbox.selection import SandboxOptions
 from rollmill_evaluator.settings import EvaluatorSettings
 from rollmill_evaluator.worker import work
 from rollmill_reward_merger.app import build as build_merger

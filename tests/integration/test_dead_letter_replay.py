@@ -12,24 +12,24 @@ import pytest
 from typer.testing import CliRunner
 
 from rollmill.cli.commands import app
-from rollmill.dlq import Place, open_desk, read_letters
 from rollmill.errors import FencedError
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.ledger import Balance, read_balance
+from rollmill.ops.dlq import Place, open_desk, read_letters
+from rollmill.ops.ledger import Balance, read_balance
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.stream import Effects, InputRecord, Stage, StateView
+from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.settings import ServiceSettings
-from rollmill.stream import Effects, InputRecord, Stage, StateView
-from rollmill.telemetry.clock import ManualClock
-from rollmill.testing.log import produce, read, running
+from rollmill.testing.topic_log import produce, read, running
 from rollmill.topics import BUILT, COMPLETIONS, DEAD_LETTERS, TRAJECTORIES
 from rollmill_batcher.app import build as build_batcher
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings
 from rollmill_reward_merger.app import build as build_merger
-from rollmill_reward_merger.handlers import RewardMergerStage
-from rollmill_reward_merger.held import Held
 from rollmill_reward_merger.settings import RewardMergerSettings
+from rollmill_reward_merger.stage import RewardMergerStage
+from rollmill_reward_merger.state import Held
 
 pytestmark = pytest.mark.kafka
 

@@ -15,8 +15,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from rollmill.errors import ConfigurationError
-from rollmill.kafka.embedded import BrokerConfig, EmbeddedKafka
-from rollmill.kafka.embedded.storage import DataDirectory, hold
+from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
+from rollmill.runtime.kafka.embedded.storage import DataDirectory, hold
 
 pytestmark = pytest.mark.kafka
 
@@ -100,7 +100,7 @@ async def test_a_second_broker_in_the_same_directory_is_refused(kafka_broker: Em
 
 PARENT = """
 import asyncio, pathlib, signal, sys
-from rollmill.kafka.embedded import BrokerConfig, EmbeddedKafka
+from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
 
 async def main():
     kafka = EmbeddedKafka(pathlib.Path(sys.argv[1]), BrokerConfig(test_mode=True))

@@ -10,13 +10,16 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 
-from rollmill.app import ServiceContext
 from rollmill.codec import decode, encode
 from rollmill.errors import FatalError
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients, faststream_broker
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory
+from rollmill.runtime.app import ServiceContext
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients, faststream_broker
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.health import Health
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import (
     BaseTrajectoryEvaluator,
     EvaluationContext,
@@ -24,16 +27,13 @@ from rollmill.strategies import (
     StrategyRegistry,
     evaluator_registry,
 )
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.health import Health
-from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
-from rollmill_evaluator.answering import Answering
+from rollmill_evaluator.consumer.concurrent_consumer import Group
+from rollmill_evaluator.consumer.watermark import Mark
+from rollmill_evaluator.consumer.watermark import decode as mark_of
+from rollmill_evaluator.delivery.record_handler import Answering
 from rollmill_evaluator.grading import Grader
-from rollmill_evaluator.group import Group
 from rollmill_evaluator.settings import EvaluatorSettings
-from rollmill_evaluator.watermark import Mark
-from rollmill_evaluator.watermark import decode as mark_of
 from rollmill_evaluator.worker import group_id, work
 
 pytestmark = pytest.mark.kafka

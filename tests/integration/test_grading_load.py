@@ -20,13 +20,13 @@ import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
 from rollmill.codec import MSGPACK, decode, encode
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import Evaluation, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory
-from rollmill.testing.log import everything, running
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.testing.processes import ServiceProcess, service_process
-from rollmill.testing.trajectories import sample_trace
+from rollmill.testing.samples.trajectories import sample_trace
+from rollmill.testing.topic_log import everything, running
 from rollmill.topics import BUILT, DEAD_LETTERS, EVALUATIONS, TRAJECTORIES, partition_of
 from rollmill_reward_merger.app import build
 from rollmill_reward_merger.settings import RewardMergerSettings

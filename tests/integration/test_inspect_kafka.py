@@ -13,13 +13,13 @@ from rollmill.cli.inspect.command import Wanted, found
 from rollmill.cli.inspect.views import SessionView
 from rollmill.codec import JSON, MSGPACK, encode
 from rollmill.errors import InvalidInputError
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import CallKind, CompletionEvent, SessionClosed, SessionOpened, Trajectory
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.settings import KafkaSettings
 from rollmill.strategies import builder_registry
-from rollmill.testing.sessions import assistant, completion, session_of, user
+from rollmill.testing.samples.sessions import assistant, completion, session_of, user
 from rollmill.topics import BUILT, COMPLETIONS, Topic, partition_of
 
 pytestmark = pytest.mark.kafka

@@ -22,13 +22,13 @@ from cryptography.hazmat.primitives.serialization import (
 
 from rollmill.codec import encode
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FatalError
-from rollmill.kafka.admin import apply_topics, verify_topics
-from rollmill.kafka.clients import KafkaClients, faststream_broker
-from rollmill.kafka.embedded import BrokerConfig, EmbeddedKafka, Listener, User, running_kafka
-from rollmill.kafka.embedded.ports import choose_ports
 from rollmill.models import PolicyVersion, SessionClosed
+from rollmill.runtime.kafka.admin import apply_topics, verify_topics
+from rollmill.runtime.kafka.clients import KafkaClients, faststream_broker
+from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka, Listener, User, running_kafka
+from rollmill.runtime.kafka.embedded.ports import choose_ports
 from rollmill.settings import KafkaSettings
-from rollmill.testing.log import produce, read
+from rollmill.testing.topic_log import produce, read
 from rollmill.topics import COMPLETIONS
 from rollmill.trainer import BatchStream
 

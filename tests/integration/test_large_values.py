@@ -15,19 +15,19 @@ import orjson
 import pytest
 from aiokafka import ConsumerRecord
 
-from rollmill.claims import BlobReference, Claims, is_reference
 from rollmill.cli.tail import follow
 from rollmill.codec import MSGPACK, encode, read_manifest
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import CompletionRecord, SessionClosed, Trajectory
-from rollmill.stream.runner import run_stages
-from rollmill.stream.task import TaskTools
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.health import Health
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.log import dead_letter_info, everything, produce, read, running
+from rollmill.runtime.claim_check import BlobReference, Claims, is_reference
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.stream.runner import run_stages
+from rollmill.runtime.stream.task import TaskTools
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.health import Health
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.topic_log import dead_letter_info, everything, produce, read, running
 from rollmill.topics import BUILT, COMPLETIONS, DEAD_LETTERS, OUTCOMES, STATE_BUILDER, TRAJECTORIES, Topic
 from rollmill.trainer import TrajectoryStream
 from rollmill_builder.app import build as build_builder

@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from rollmill.codec import JSON, encode
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import Disposition, PolicyVersion, Unit, outcome
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import free_port
+from rollmill.runtime.supervisor.stack import kafka_environment
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import free_port
-from rollmill.supervisor.stack import kafka_environment
-from rollmill.testing.log import produce
+from rollmill.testing.topic_log import produce
 from rollmill.topics import OUTCOMES
 
 pytestmark = pytest.mark.kafka

@@ -14,10 +14,6 @@ from safetensors.numpy import save
 
 from rollmill.cli.ledger import Wanted, run
 from rollmill.codec import JSON, Headers, encode, manifest_header
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.ledger import Balance, LedgerReader, read_balance, settled_balance
 from rollmill.models import (
     BatchHeader,
     Denominators,
@@ -30,8 +26,12 @@ from rollmill.models import (
     Unit,
     outcome,
 )
+from rollmill.ops.ledger import Balance, LedgerReader, read_balance, settled_balance
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.stream.changelog import POSITION, Position
 from rollmill.settings import KafkaSettings
-from rollmill.stream.changelog import POSITION, Position
 from rollmill.topics import (
     ACKS,
     BATCHES,

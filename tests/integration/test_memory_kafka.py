@@ -13,10 +13,10 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import MessageSizeTooLargeError, OutOfOrderSequenceNumber, ProducerFenced
 
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients, stop_consumer
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.kafka.transaction import abandon
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.transaction import abandon
 from rollmill.settings import KafkaSettings
 from rollmill.testing.memory_kafka import Line, MemoryBroker, MemoryKafkaClients
 from rollmill.topics import Partitioning, Topic

@@ -13,15 +13,15 @@ from aiokafka import ConsumerRecord, TopicPartition
 from confluent_kafka import Message, Producer
 
 from rollmill.codec import DEAD_LETTER, JSON, decode, encode, header, read_manifest
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import DeadLetterInfo, Evaluation, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory
-from rollmill.stream.runner import run_stages
-from rollmill.stream.task import TaskTools
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.health import Health
-from rollmill.telemetry.metrics import Metrics
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.stream.runner import run_stages
+from rollmill.runtime.stream.task import TaskTools
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.health import Health
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import (
     BUILT,
     DEAD_LETTERS,

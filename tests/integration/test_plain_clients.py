@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.ledger import settled_balance
+from rollmill.ops.ledger import settled_balance
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import Supervisor, kafka_environment, service_program
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import Supervisor, kafka_environment, service_program
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
 

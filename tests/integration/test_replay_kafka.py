@@ -13,12 +13,6 @@ from typer.testing import CliRunner
 from rollmill.cli.commands import app
 from rollmill.codec import JSON, encode
 from rollmill.errors import InvalidInputError
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.ledger import read_balance
-from rollmill.ledger.log import KafkaRecord, Log
-from rollmill.ledger.wire import batch_header
 from rollmill.models import (
     BatchHeader,
     Disposition,
@@ -29,10 +23,16 @@ from rollmill.models import (
     StrategySpec,
     outcome,
 )
-from rollmill.replaying import Plan, replay
-from rollmill.replaying.plan import settings_into
+from rollmill.ops.ledger import read_balance
+from rollmill.ops.ledger.batch_header import batch_header
+from rollmill.ops.ledger.log_reader import KafkaRecord, Log
+from rollmill.ops.replay import Plan, replay
+from rollmill.ops.replay.plan import settings_into
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.settings import KafkaSettings, ServiceSettings
-from rollmill.testing.log import produce, read, running
+from rollmill.testing.topic_log import produce, read, running
 from rollmill.topics import (
     ACKS,
     BATCHES,

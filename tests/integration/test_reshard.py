@@ -12,9 +12,6 @@ import pytest
 
 from rollmill.codec import JSON, decode, encode
 from rollmill.errors import EXIT_DRAINED, EXIT_FENCED
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import (
     CompletionRecord,
     Disposition,
@@ -24,11 +21,14 @@ from rollmill.models import (
     SessionSpec,
     Trajectory,
 )
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import kafka_environment
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import kafka_environment
-from rollmill.testing.log import JSON_HEADERS, everything, read
 from rollmill.testing.processes import ServiceProcess, service_process
-from rollmill.testing.sessions import completion
+from rollmill.testing.samples.sessions import completion
+from rollmill.testing.topic_log import JSON_HEADERS, everything, read
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e]

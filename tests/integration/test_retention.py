@@ -14,9 +14,6 @@ from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
 
 from rollmill.codec import JSON, decode, encode
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import (
     Evaluation,
     EvaluatorSpec,
@@ -27,16 +24,19 @@ from rollmill.models import (
     SessionStatus,
     Trajectory,
 )
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.stream.processor import Stage
+from rollmill.runtime.stream.task_identity import task_identity
+from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.settings import ServiceSettings
-from rollmill.stream.identity import task_identity
-from rollmill.stream.stage import Stage
-from rollmill.telemetry.clock import SystemClock
-from rollmill.testing.log import everything, produce, read, running
-from rollmill.testing.sessions import completion
-from rollmill.testing.trajectories import sample_trajectory
+from rollmill.testing.samples.sessions import completion
+from rollmill.testing.samples.trajectories import sample_trajectory
+from rollmill.testing.topic_log import everything, produce, read, running
 from rollmill.topics import BUILT, COMPLETIONS, CUTS, EVALUATIONS, TRAJECTORIES, Topic
-from rollmill_batcher.handlers import BatcherStage
 from rollmill_batcher.settings import BatcherSettings
+from rollmill_batcher.stage import BatcherStage
 from rollmill_builder import app as builder
 from rollmill_builder.settings import BuilderSettings
 from rollmill_reward_merger import app as reward_merger

@@ -16,18 +16,18 @@ import pytest
 
 from rollmill.codec import encode
 from rollmill.errors import ConfigurationError, RetryableError
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.ledger import read_balance
 from rollmill.models import Disposition, PolicyVersion, Trajectory, outcome
-from rollmill.telemetry.clock import SystemClock
-from rollmill.testing.log import produce, running
-from rollmill.testing.trajectories import sample_trajectory
+from rollmill.ops.ledger import read_balance
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.testing.samples.trajectories import sample_trajectory
+from rollmill.testing.topic_log import produce, running
 from rollmill.topics import OUTCOMES, TRAJECTORIES
 from rollmill.trainer import BatchStream, Step
-from rollmill.trainer.placement import return_steps
-from rollmill_batcher.handlers import BatcherStage
+from rollmill.trainer.batches.resharding import return_steps
 from rollmill_batcher.settings import BatcherSettings
+from rollmill_batcher.stage import BatcherStage
 
 pytestmark = pytest.mark.kafka
 

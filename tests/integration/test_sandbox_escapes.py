@@ -17,7 +17,7 @@ import pytest
 from rollmill.errors import InfrastructureError
 from rollmill.strategies.sandbox import WORK, Ending, Job, JobLimits, JobOutcome, NoSandbox, Sandbox, Step
 from rollmill.testing.processes import processes_with, until_gone
-from rollmill_evaluator.sandbox.choosing import SandboxOptions, local_sandbox
+from rollmill_evaluator.sandbox.selection import SandboxOptions, local_sandbox
 
 LIMITS = JobLimits(
     seconds=30.0,
@@ -344,7 +344,7 @@ print("done")
 async def test_a_machine_that_forbids_user_namespaces_says_so(sandbox: Sandbox) -> None:
     code = """
 import asyncio, pathlib
-from rollmill_evaluator.sandbox.choosing import SandboxOptions, local_sandbox
+from rollmill_evaluator.sandbox.selection import SandboxOptions, local_sandbox
 print(asyncio.run(local_sandbox(SandboxOptions(uid=0)).found()).why)
 """
     program = str(getattr(sandbox, "program", ""))

@@ -22,27 +22,27 @@ from openai import AsyncOpenAI, BadRequestError
 
 from rollmill.codec import decode as decode_record
 from rollmill.errors import EXIT_DRAINED
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionSpec, SessionState
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.engine import ScriptedEngine, decode
-from rollmill.testing.log import everything, read, running
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.http.canned_server import ReplayServer, replay_server
+from rollmill.testing.http.scripted_engine import ScriptedEngine, decode
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.testing.processes import free_port, service_process
-from rollmill.testing.replay import ReplayServer, replay_server
-from rollmill.testing.sink import MemorySink
 from rollmill.testing.tables import CaughtUp
+from rollmill.testing.topic_log import everything, read, running
 from rollmill.topics import BUILT, COMPLETIONS
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings
 from rollmill_capture.app import Parts, assemble
-from rollmill_capture.engines.asking import EngineKind
-from rollmill_capture.server import serve
-from rollmill_capture.sessions import SessionTable
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings, Route
-from rollmill_capture.upstream import Upstream, make_client
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.client import Upstream, make_client
+from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
 # Google's client takes aiohttp where that is installed, in a way that aiohttp warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

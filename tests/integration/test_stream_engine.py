@@ -13,17 +13,17 @@ from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
 
 from rollmill.errors import FatalError, FencedError, PoisonRecordError
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.stream import Delta, Effects, Emit, InputRecord, Stage, StateView
+from rollmill.runtime.stream.task import Task, TaskTools
+from rollmill.runtime.stream.task_identity import task_identity
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.health import Health
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.settings import ServiceSettings
-from rollmill.stream import Delta, Effects, Emit, InputRecord, Stage, StateView
-from rollmill.stream.identity import task_identity
-from rollmill.stream.task import Task, TaskTools
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.health import Health
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.log import dead_letter_info, produce, read
+from rollmill.testing.topic_log import dead_letter_info, produce, read
 from rollmill.topics import DEAD_LETTERS, OUTCOMES, Partitioning, Topic, changelog
 
 pytestmark = pytest.mark.kafka

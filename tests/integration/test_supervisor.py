@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rollmill.errors import FatalError
-from rollmill.supervisor import Program, RestartPolicy, Supervisor
+from rollmill.runtime.supervisor import Program, RestartPolicy, Supervisor
 
 QUICK = RestartPolicy(fenced_pause=0.1, first_pause=0.05)
 
@@ -137,7 +137,7 @@ def test_programs_die_with_their_supervisor(tmp_path: Path) -> None:
         textwrap.dedent(
             """
             import asyncio, os, pathlib, sys
-            from rollmill.supervisor import Program, Supervisor
+            from rollmill.runtime.supervisor import Program, Supervisor
 
             async def main():
                 logs = pathlib.Path(sys.argv[1])

@@ -13,8 +13,8 @@ from rollmill.errors import InfrastructureError, InvalidInputError, NotGradedErr
 from rollmill.models import EvalResult, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory, Verdict
 from rollmill.strategies import EvaluationContext, evaluator_registry, validate_session_spec
 from rollmill.strategies.sandbox import Sandbox
-from rollmill.testing.repositories import Repository
-from rollmill_evaluator.testing import swebench_package
+from rollmill.testing.samples.repositories import Repository
+from rollmill_evaluator.test_grading import swebench_package
 
 pytest.importorskip("swebench", reason="the extra rollmill[swebench] is not installed")
 
@@ -211,7 +211,10 @@ print(os.environ.get("ROLLMILL_SANDBOX_JOBS"))
     ("load", "found"),
     [
         ("importlib.import_module('swebench.harness.utils')", "7"),
-        ("from rollmill_evaluator.testing import swebench_package as p; p._imported('swebench.harness.utils')", "None"),
+        (
+            "from rollmill_evaluator.test_grading import swebench_package as p; p._imported('swebench.harness.utils')",
+            "None",
+        ),
     ],
     ids=["by-itself", "by-us"],
 )

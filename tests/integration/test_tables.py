@@ -10,11 +10,11 @@ from aiokafka import AIOKafkaProducer
 
 from rollmill.codec import JSON, encode
 from rollmill.errors import PoisonRecordError
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.kafka.tables import TableReader
 from rollmill.models import PolicyAnnouncement, PolicyVersion
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.global_table import TableReader
 from rollmill.settings import KafkaSettings
 from rollmill.topics import POLICIES
 

@@ -13,12 +13,12 @@ import pytest
 
 from rollmill.errors import InfrastructureError, InvalidInputError
 from rollmill.models import EvalResult, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory, Verdict
+from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.strategies import EvaluationContext, evaluator_registry, validate_session_spec
 from rollmill.strategies.sandbox import Sandbox
-from rollmill.telemetry.clock import ManualClock
-from rollmill.testing.repositories import Repository
+from rollmill.testing.samples.repositories import Repository
 from rollmill_evaluator.grading import Grader, Limits
-from rollmill_evaluator.sandbox.choosing import SandboxOptions, local_sandbox
+from rollmill_evaluator.sandbox.selection import SandboxOptions, local_sandbox
 
 FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a - b\n",

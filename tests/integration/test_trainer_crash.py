@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from rollmill.codec import decode
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.ledger import Accounts, Balance
-from rollmill.ledger.log import Log
 from rollmill.models import Disposition, Outcome, PolicyVersion, Rewound, outcome
+from rollmill.ops.ledger import Accounts, Balance
+from rollmill.ops.ledger.log_reader import Log
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.settings import KafkaSettings
-from rollmill.testing.batches import SampleTrace, step_values
+from rollmill.testing.samples.batches import SampleTrace, step_values
 from rollmill.topics import ACKS, BATCHES, OUTCOMES, Topic
-from rollmill.trainer.state import StreamState
+from rollmill.trainer.batches.state import StreamState
 
 pytestmark = pytest.mark.kafka
 

@@ -15,10 +15,6 @@ from grpo_minimal import train
 from relay.learning import PackedTokens, grpo_step, make_optimizer, packed_log_probs
 from relay.model import use_one_thread, warm_start
 from rollmill.errors import ConfigurationError, FatalError, FencedError, InvalidInputError
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.kafka.tables import TableReader
 from rollmill.models import (
     Disposition,
     EndOfStream,
@@ -29,12 +25,16 @@ from rollmill.models import (
     StepAcknowledged,
     TrainerEvent,
 )
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.global_table import TableReader
 from rollmill.settings import KafkaSettings
-from rollmill.testing.batches import SampleTrace, Steps, step_values
+from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.topics import ACKS, BATCHES, OUTCOMES, POLICIES, Topic
 from rollmill.trainer import BatchStream, NoBatch, PolicyPublisher, Step
 from rollmill.trainer.dataset import StepDataset
-from rollmill.trainer.wire import read_batch
+from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 pytestmark = pytest.mark.kafka
 

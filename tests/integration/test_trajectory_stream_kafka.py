@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from rollmill.app import run
 from rollmill.codec import CONTENT_TYPE, decode, encode
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FencedError, InvalidInputError
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.ledger import read_balance
-from rollmill.ledger.evals import read_evals
-from rollmill.ledger.log import Log
-from rollmill.ledger.pass_at_k import report
 from rollmill.models import Disposition, Outcome, Purpose, Trajectory, outcome
+from rollmill.ops.ledger import read_balance
+from rollmill.ops.ledger.evals import read_evals
+from rollmill.ops.ledger.log_reader import Log
+from rollmill.ops.ledger.pass_at_k import report
+from rollmill.runtime.app import run
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.settings import KafkaSettings
-from rollmill.testing.log import everything, produce
-from rollmill.testing.trajectories import sample_trace, sample_trajectory
+from rollmill.testing.samples.trajectories import sample_trace, sample_trajectory
+from rollmill.testing.topic_log import everything, produce
 from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES, partition_of
 from rollmill.trainer import BatchStream, NoBatch, Rollout, TrajectoryStream
 from rollmill_batcher.app import build

@@ -10,20 +10,20 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from rollmill.app import ServiceContext
 from rollmill.codec import MSGPACK, encode
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients, faststream_broker
-from rollmill.kafka.embedded import EmbeddedKafka
 from rollmill.models import EvaluatorSpec, SessionSpec
+from rollmill.runtime.app import ServiceContext
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients, faststream_broker
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.health import Health
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.signing import HEADER, verify
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.health import Health
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.log import produce, read
+from rollmill.testing.http.stub_http_server import Asked, Reply, ScriptedService, scripted_service
 from rollmill.testing.processes import free_port
-from rollmill.testing.services import Asked, Reply, ScriptedService, scripted_service
-from rollmill.testing.trajectories import sample_trajectory
+from rollmill.testing.samples.trajectories import sample_trajectory
+from rollmill.testing.topic_log import produce, read
 from rollmill.topics import BUILT, EVALUATIONS, TRAJECTORIES, partition_of
 from rollmill_evaluator.app import build
 from rollmill_evaluator.settings import EvaluatorSettings

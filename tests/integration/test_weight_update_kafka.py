@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from rollmill.kafka.admin import apply_topics
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.embedded import EmbeddedKafka
-from rollmill.kafka.tables import TableReader
 from rollmill.models import CompletionRecord, PolicyVersion
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.global_table import TableReader
 from rollmill.settings import KafkaSettings
 from rollmill.testing.processes import free_port, service_process
 from rollmill.topics import COMPLETIONS
 from rollmill.trainer import Captures, PolicyPublisher
-from rollmill_capture.server import serve
+from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings
 
 pytestmark = pytest.mark.kafka

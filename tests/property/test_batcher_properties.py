@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmill.models import Cut, Outcome, PolicyAnnouncement, PolicyVersion, StalenessBasis, Trace, Trajectory
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, CUTS, OUTCOMES, POLICIES, TRAJECTORIES
-from rollmill.trainer.wire import WireBatch, read_batch
-from rollmill_batcher.advantages import Grpo
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held
-from rollmill_batcher.held import groups as waiting_groups
-from rollmill_batcher.ordering import StepOrder
-from rollmill_batcher.packing import Size, plan
-from rollmill_batcher.rules import Credit, GroupRules, Learning, Rules
-from rollmill_batcher.staleness import Staleness, StalenessAction
-from rollmill_batcher.weights import LossWeighting
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill_batcher.groups.config import Credit, GroupRules, Learning, Rules
+from rollmill_batcher.groups.staleness import Staleness, StalenessAction
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held
+from rollmill_batcher.state import groups as waiting_groups
+from rollmill_batcher.steps.advantages import Grpo
+from rollmill_batcher.steps.group_ordering import StepOrder
+from rollmill_batcher.steps.loss_weights import LossWeighting
+from rollmill_batcher.steps.packing import Size, plan
 
 Task = MemoryTask[Held]
 LIMIT = Staleness(2)

@@ -1,6 +1,6 @@
 """Properties (a) to (f) of a builder, and what follows from them, over the sessions of a simulated chat world.
 
-`rollmill.testing.worlds` has forks, retries, best of n, compaction, drift, edits, missing ids, failed and auxiliary
+`rollmill.testing.simulation` has forks, retries, best of n, compaction, drift, edits, missing ids, failed and auxiliary
 calls, and versions that change. ``make fuzz`` tries 50,000 new ones.
 """
 
@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from rollmill.codec import decode as decoded
 from rollmill.codec import encode as encoded
 from rollmill.models import CompletionRecord, SampledChoice, Trace, TraceTurn, Trajectory, expand
-from rollmill.testing.sessions import session_of
-from rollmill.testing.worlds import END, HABITS, World, decode, some_world, world_of
-from rollmill.testing.worlds.strategies import tries, worlds
-from rollmill_builder.accounting import settle
-from rollmill_builder.calls import captured_units, refusal, untrained_reason
-from rollmill_builder.per_request import PerRequestBuilder
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill.testing.samples.sessions import session_of
+from rollmill.testing.simulation import END, HABITS, World, decode, some_world, world_of
+from rollmill.testing.simulation.strategies import tries, worlds
+from rollmill_builder.merging.per_request import PerRequestBuilder
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.merging.sampled_calls import captured_units, refusal, untrained_reason
+from rollmill_builder.sessions.token_accounting import settle
 
 Name = tuple[str, int]
 """A reply: completion id and choice."""
@@ -37,7 +37,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"on_drift": "fork"},
     {"on_drift": "fork_over_n", "drift_tokens": 1},
     {"siblings": "exclude"},
-    {"tokenizer": "rollmill.testing.worlds:decode", "end_of_turn_token_id": END},
+    {"tokenizer": "rollmill.testing.simulation:decode", "end_of_turn_token_id": END},
     {"on_scaffold": "merge"},
     {"max_trace_tokens": 30, "over_long": "cut"},
     {"max_trace_tokens": 30, "over_long": "split"},

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from rollmill.codec import decode, encode
 from rollmill.models import CompletionRecord, Disposition, Record, StrategySpec, Trajectory, Unit
 from rollmill.strategies import builder_registry
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.worlds import END, Post, deliver
-from rollmill.testing.worlds.strategies import tries, worlds
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.simulation import END, Post, deliver
+from rollmill.testing.simulation.strategies import tries, worlds
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
-from rollmill_builder.calls import captured_units
-from rollmill_builder.handlers import BuilderStage, BuilderState
+from rollmill_builder.merging.sampled_calls import captured_units
+from rollmill_builder.stage import BuilderStage, BuilderState
 
 SPECS = [
     StrategySpec(strategy="prefix_merging"),

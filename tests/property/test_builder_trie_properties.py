@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill_builder.buffer import Buffer
-from rollmill_builder.lines import Lines
-from rollmill_builder.trie import Trie
+from rollmill_builder.storage.buffer import Buffer
+from rollmill_builder.storage.sequences import Lines
+from rollmill_builder.storage.trie import Trie
 
 MANY = settings(max_examples=300, deadline=None)
 

@@ -21,17 +21,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rollmill.codec import DEAD_LETTER, JSON, decode, header
 from rollmill.errors import FatalError, FencedError, PoisonRecordError
-from rollmill.kafka.transaction import Outgoing, Transaction
 from rollmill.models import DeadLetterInfo
+from rollmill.runtime.kafka.transaction import Outgoing, Transaction
+from rollmill.runtime.stream import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
+from rollmill.runtime.stream.changelog import OWNER, POSITION, Position
+from rollmill.runtime.stream.state import TaskState
+from rollmill.runtime.stream.task import Task, TaskTools
+from rollmill.runtime.stream.task_identity import TaskIdentity, task_identity
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.health import Health
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.settings import ServiceSettings
-from rollmill.stream import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
-from rollmill.stream.changelog import OWNER, POSITION, Position
-from rollmill.stream.identity import TaskIdentity, task_identity
-from rollmill.stream.state import TaskState
-from rollmill.stream.task import Task, TaskTools
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.health import Health
-from rollmill.telemetry.metrics import Metrics
 from rollmill.testing.memory_kafka import Fault, Line, MemoryBroker, MemoryKafkaClients, ProcessKilledError
 from rollmill.testing.memory_kafka.log import Entry, Fate
 from rollmill.testing.virtual_time import VirtualTimeLoop

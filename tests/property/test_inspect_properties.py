@@ -16,9 +16,9 @@ from rollmill.cli.inspect.recordings import Recording, folded
 from rollmill.cli.inspect.views import SessionView, TraceView, view_of
 from rollmill.models import StrategySpec
 from rollmill.strategies import builder_registry
-from rollmill.testing.worlds import Post, World, deliver
-from rollmill.testing.worlds.chance import dice
-from rollmill.testing.worlds.strategies import tries, worlds
+from rollmill.testing.simulation import Post, World, deliver
+from rollmill.testing.simulation.rng import dice
+from rollmill.testing.simulation.strategies import tries, worlds
 
 SPEC = StrategySpec(strategy="prefix_merging")
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmill.ledger import Accounts
 from rollmill.models import Disposition, Manifest, PolicyVersion, Unit, outcome
+from rollmill.ops.ledger import Accounts
 
 LENGTH = 12
 FATES = st.sampled_from(["trained", "stale", "aux", "dead", "pending", "lost"])

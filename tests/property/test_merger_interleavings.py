@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from rollmill.codec import decode
 from rollmill.models import Evaluation, EvaluatorSpec, Record, RewardRule, SessionSpec, SessionStatus, Trajectory
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace
 from rollmill.topics import BUILT, EVALUATIONS, TRAJECTORIES, Topic
-from rollmill_reward_merger.handlers import RewardMergerStage
-from rollmill_reward_merger.held import Held
 from rollmill_reward_merger.merging import merge
+from rollmill_reward_merger.stage import RewardMergerStage
+from rollmill_reward_merger.state import Held
 from rollmill_reward_merger.timers import Due, Timer, Windows
 
 SESSIONS = ("s1", "s2")

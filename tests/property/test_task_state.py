@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmill.stream import Delta, Effects
-from rollmill.stream.state import ChangelogRecord, TaskState, origin_of
+from rollmill.runtime.stream import Delta, Effects
+from rollmill.runtime.stream.state import ChangelogRecord, TaskState, origin_of
 
 Value = tuple[bytes, ...]
 KEYS = st.sampled_from(["s1:1", "s1:1/closed", "s2:1", "s2:2"])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmill_evaluator.watermark import Mark, Progress, decode, encode
+from rollmill_evaluator.consumer.watermark import Mark, Progress, decode, encode
 
 offsets = st.lists(st.integers(0, 60), unique=True, max_size=25).map(sorted)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rollmill.models import SessionStatus, Trajectory
-from rollmill_evaluator.testing.answers import Answer, fenced_blocks
+from rollmill_evaluator.test_grading.submission import Answer, fenced_blocks
 
 
 def text(output: Any, **answer: Any) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from rollmill.app import exit_code
 from rollmill.errors import ConfigurationError, FatalError, FencedError, RetryableError
+from rollmill.runtime.app import exit_code
 from rollmill.settings import KafkaSettings
 
 

@@ -17,17 +17,17 @@ from rollmill.models import (
     Trajectory,
     Unit,
 )
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, OUTCOMES, POLICIES, REFILLS, TRAJECTORIES
-from rollmill.trainer.gate import judge
-from rollmill.trainer.wire import WireBatch, read_batch
-from rollmill_batcher.advantages import DrGrpo
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held
-from rollmill_batcher.packing import Size
-from rollmill_batcher.rules import GroupRules, Learning, Rules
-from rollmill_batcher.staleness import PolicyClock, Staleness, StalenessAction
+from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill_batcher.groups.config import GroupRules, Learning, Rules
+from rollmill_batcher.groups.staleness import PolicyClock, Staleness, StalenessAction
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held
+from rollmill_batcher.steps.advantages import DrGrpo
+from rollmill_batcher.steps.packing import Size
 
 RULES = Rules(
     run="run",

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from rollmill.models import PolicyVersion, TrajectoryStatus
-from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
-from rollmill_batcher.advantages import Grpo
-from rollmill_batcher.eligibility import Gate, Treatment, Treatments, judge
-from rollmill_batcher.groups import TRANSITIONS, Group, GroupEvent, GroupState, moved
-from rollmill_batcher.rules import GroupRules, Learning, Rules
-from rollmill_batcher.staleness import PolicyClock, Staleness
-from rollmill_batcher.standing import Moment, grows_stale, judged, state_of, usable
+from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill_batcher.groups.config import GroupRules, Learning, Rules
+from rollmill_batcher.groups.eligibility import Gate, Treatment, Treatments, judge
+from rollmill_batcher.groups.group import TRANSITIONS, Group, GroupEvent, GroupState, moved
+from rollmill_batcher.groups.group_evaluation import Moment, grows_stale, judged, state_of, usable
+from rollmill_batcher.groups.staleness import PolicyClock, Staleness
+from rollmill_batcher.steps.advantages import Grpo
 
 RULES = Rules(run="r", policy="policy", learning=Learning("grpo", Grpo()), groups=GroupRules(deadline_seconds=60.0))
 GATE = RULES.gate(PolicyClock())

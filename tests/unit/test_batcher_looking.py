@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from rollmill.models import PolicyVersion, StepAcknowledged, Trajectory
 from rollmill.strategies import BaseGroupScorer
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, TRAJECTORIES
-from rollmill_batcher.advantages import DrGrpo
-from rollmill_batcher.groups import Group
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held
-from rollmill_batcher.ordering import StepOrder
-from rollmill_batcher.rules import GroupRules, Learning, Rules
-from rollmill_batcher.scoring import Scoring
-from rollmill_batcher.selection import LOOKED_AFTER, looked_after
+from rollmill_batcher.groups.config import GroupRules, Learning, Rules
+from rollmill_batcher.groups.group import Group
+from rollmill_batcher.groups.group_scoring import Scoring
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held
+from rollmill_batcher.steps.advantages import DrGrpo
+from rollmill_batcher.steps.group_ordering import StepOrder
+from rollmill_batcher.steps.group_selection import LOOKED_AFTER, looked_after
 
 WAITING = 2 * LOOKED_AFTER + 40
 

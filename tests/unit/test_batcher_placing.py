@@ -8,19 +8,19 @@ import pytest
 from chaos.recompute import Recomputing
 from rollmill.errors import ConfigurationError
 from rollmill.models import Cut, Record, StepAcknowledged, StepsPlaced, StepsReturned
-from rollmill.stream import InputRecord
-from rollmill.testing.batches import SampleTrace, step_values
-from rollmill.testing.memory import MemoryTask, as_bytes
-from rollmill.testing.trajectories import sample_trajectory
+from rollmill.runtime.stream import InputRecord
+from rollmill.testing.memory_task import MemoryTask, as_bytes
+from rollmill.testing.samples.batches import SampleTrace, step_values
+from rollmill.testing.samples.trajectories import sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, TRAJECTORIES, Topic
-from rollmill.trainer.assembly import Expectation, StepAssembler
-from rollmill.trainer.wire import WireBatch, read_batch
-from rollmill_batcher.advantages import DrGrpo
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held, progress_of
-from rollmill_batcher.packing import Size
-from rollmill_batcher.rules import Learning, Rules
-from rollmill_batcher.weights import LossWeighting
+from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill_batcher.groups.config import Learning, Rules
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held, progress_of
+from rollmill_batcher.steps.advantages import DrGrpo
+from rollmill_batcher.steps.loss_weights import LossWeighting
+from rollmill_batcher.steps.packing import Size
 
 RULES = Rules(
     run="run",

@@ -11,17 +11,17 @@ import pytest
 from rollmill.errors import ConfigurationError, InvalidInputError
 from rollmill.models import RefillRequest, Trajectory
 from rollmill.strategies import BaseGroupScorer, BasePairwiseScorer
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import sample_trace, sample_trajectory
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, REFILLS, TRAJECTORIES
-from rollmill.trainer.wire import WireBatch, read_batch
-from rollmill_batcher.advantages import DrGrpo
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held
-from rollmill_batcher.majority import Majority
-from rollmill_batcher.rules import GroupRules, Learning, Rules
-from rollmill_batcher.scoring import Scoring
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill_batcher.groups.config import GroupRules, Learning, Rules
+from rollmill_batcher.groups.group_scoring import Scoring
+from rollmill_batcher.groups.majority import Majority
 from rollmill_batcher.settings import BatcherSettings
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held
+from rollmill_batcher.steps.advantages import DrGrpo
 
 RULES = Rules(
     run="run",

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from rollmill.errors import ConfigurationError
 from rollmill.topics import ACKS, POLICIES, STATE_BATCHER, TRAJECTORIES
-from rollmill_batcher.advantages import Grpo, NoAdvantage
 from rollmill_batcher.app import build
-from rollmill_batcher.eligibility import Treatment, Treatments
+from rollmill_batcher.groups.eligibility import Treatment, Treatments
+from rollmill_batcher.groups.staleness import Staleness
 from rollmill_batcher.settings import BatcherSettings
-from rollmill_batcher.staleness import Staleness
+from rollmill_batcher.steps.advantages import Grpo, NoAdvantage
 
 
 def settings(**values: Any) -> BatcherSettings:

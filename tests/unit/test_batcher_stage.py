@@ -19,17 +19,17 @@ from rollmill.models import (
     Trajectory,
     Unit,
 )
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, OUTCOMES, POLICIES, TRAJECTORIES
-from rollmill.trainer.wire import WireBatch, read_batch
-from rollmill_batcher.advantages import Grpo
-from rollmill_batcher.groups import GroupState
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import DoneGroup, Held, done_of, progress_of
-from rollmill_batcher.packing import Size
-from rollmill_batcher.rules import GroupRules, Learning, Rules
-from rollmill_batcher.staleness import Staleness
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill_batcher.groups.config import GroupRules, Learning, Rules
+from rollmill_batcher.groups.group import GroupState
+from rollmill_batcher.groups.staleness import Staleness
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import DoneGroup, Held, done_of, progress_of
+from rollmill_batcher.steps.advantages import Grpo
+from rollmill_batcher.steps.packing import Size
 
 RULES = Rules(
     run="run",

@@ -22,20 +22,20 @@ from rollmill.models import (
     Trajectory,
     TrajectoryStatus,
 )
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, OUTCOMES, POLICIES, REFILLS, TRAJECTORIES
-from rollmill.trainer.wire import WireBatch, read_batch
-from rollmill_batcher.advantages import DrGrpo, Grpo, NoAdvantage, Rloo
-from rollmill_batcher.eligibility import Treatment
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held
-from rollmill_batcher.ordering import StepOrder
-from rollmill_batcher.packing import Size
-from rollmill_batcher.rules import Credit, GroupRules, Learning, Rules
-from rollmill_batcher.sameness import MOST_IN_A_ROW
-from rollmill_batcher.staleness import Staleness
-from rollmill_batcher.weights import LossWeighting
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill_batcher.groups.config import Credit, GroupRules, Learning, Rules
+from rollmill_batcher.groups.eligibility import Treatment
+from rollmill_batcher.groups.staleness import Staleness
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held
+from rollmill_batcher.steps.advantages import DrGrpo, Grpo, NoAdvantage, Rloo
+from rollmill_batcher.steps.group_ordering import StepOrder
+from rollmill_batcher.steps.loss_weights import LossWeighting
+from rollmill_batcher.steps.packing import Size
+from rollmill_batcher.steps.reward_variance_monitor import MOST_IN_A_ROW
 
 RULES = Rules(
     run="run",

@@ -3,10 +3,10 @@
 import numpy as np
 
 from rollmill.models import BatchHeader, Denominators, PolicyVersion, Trace
-from rollmill.testing.trajectories import Reply, sample_trace
-from rollmill.trainer import layouts as trainers
-from rollmill.trainer.wire import WireBatch, read_batch
-from rollmill_batcher.tensors import Line, dump, filler, pack, record_bytes
+from rollmill.testing.samples.trajectories import Reply, sample_trace
+from rollmill.trainer.layouts import arrays as trainers
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill_batcher.steps.tensors import Line, dump, filler, pack, record_bytes
 
 TWO_TURNS = sample_trace(
     "s1",

@@ -9,10 +9,10 @@ import pytest
 
 from rollmill.codec import JSON, MSGPACK, decode, encode
 from rollmill.models import CallKind, PolicySpan, PolicyVersion, Trajectory, TrajectoryStatus, VersionRun
-from rollmill.testing.sessions import assistant, choice, completion, session_of, user
-from rollmill_builder.emits import close_counts
-from rollmill_builder.per_request import PerRequestBuilder
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill.testing.samples.sessions import assistant, choice, completion, session_of, user
+from rollmill_builder.merging.per_request import PerRequestBuilder
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.sessions.outputs import close_counts
 
 ASK = [user("?")]
 P = [900, 903, 31, 901, 902, 900, 904]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rollmill.models import CompletionRecord, EvalResult, Trace, Trajectory, TrajectoryStatus
-from rollmill.testing.sessions import assistant, choice, completion, session_of, user
-from rollmill_builder.per_request import PerRequestBuilder
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill.testing.samples.sessions import assistant, choice, completion, session_of, user
+from rollmill_builder.merging.per_request import PerRequestBuilder
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 
 ASK = [user("?")]
 T1_RESPONSE = [5, 6, 9, 3, 4, 7, 9]

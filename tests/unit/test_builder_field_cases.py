@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rollmill.models import CallKind, CallStatus, PolicySpan, PolicyVersion, Trajectory, VersionRun
-from rollmill.testing.sessions import assistant, choice, completion, session_of, user
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill.testing.samples.sessions import assistant, choice, completion, session_of, user
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 
 ASK = [user("?")]
 P = [900, 903, 31, 901, 902, 900, 904]

@@ -20,12 +20,12 @@ from rollmill.models import (
     TrajectoryStatus,
 )
 from rollmill.strategies import BaseIncrementalBuilder, BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.sessions import assistant, completion, session_of, user
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.sessions import assistant, completion, session_of, user
 from rollmill.topics import BUILT, COMPLETIONS
-from rollmill_builder.handlers import BuilderStage, BuilderState
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
-from rollmill_builder.shards import MemoryLimits
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.sessions.task_resources import MemoryLimits
+from rollmill_builder.stage import BuilderStage, BuilderState
 
 Traces = tuple[Trace, ...]
 

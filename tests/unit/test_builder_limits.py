@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rollmill.models import CompletionRecord, Trajectory
-from rollmill.testing.sessions import completion, session_of
-from rollmill_builder.accounting import settle
-from rollmill_builder.emits import close_counts
-from rollmill_builder.per_request import PerRequestBuilder
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill.testing.samples.sessions import completion, session_of
+from rollmill_builder.merging.per_request import PerRequestBuilder
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.sessions.outputs import close_counts
+from rollmill_builder.sessions.token_accounting import settle
 
 COUNT = 5
 

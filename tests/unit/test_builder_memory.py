@@ -12,16 +12,16 @@ import pytest
 from rollmill.codec import encode
 from rollmill.errors import FatalError
 from rollmill.models import CompletionRecord, Record, SessionClosed, SessionOpened, SessionSpec
+from rollmill.runtime.stream.processor import InputRecord
 from rollmill.strategies import builder_registry
-from rollmill.stream.stage import InputRecord
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.sessions import assistant, choice, completion, user
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.sessions import assistant, choice, completion, user
 from rollmill.topics import BUILT, COMPLETIONS
-from rollmill_builder.handlers import BuilderStage, BuilderState
-from rollmill_builder.sessions import OpenSession
-from rollmill_builder.shards import MemoryLimits
-from rollmill_builder.spill import PAGE, SpillFile, _pages
-from rollmill_builder.timers import MANY_SESSIONS, ExpiryTimer
+from rollmill_builder.sessions.expiry_timer import MANY_SESSIONS, ExpiryTimer
+from rollmill_builder.sessions.session_state import OpenSession
+from rollmill_builder.sessions.task_resources import MemoryLimits
+from rollmill_builder.stage import BuilderStage, BuilderState
+from rollmill_builder.storage.spill import PAGE, SpillFile, _pages
 
 TURNS = 6
 

@@ -6,8 +6,8 @@ import pytest
 
 from rollmill.codec import decode, encode
 from rollmill.models import CompletionRecord, Trajectory
-from rollmill.testing.sessions import Message, assistant, choice, completion, session_of, user
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill.testing.samples.sessions import Message, assistant, choice, completion, session_of, user
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 
 ASK = [user("?")]
 CALLS = [{"type": "function", "function": {"name": "b", "arguments": ""}}]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from rollmill.models import CompletionRecord, Trajectory
-from rollmill.testing.sessions import Message, assistant, choice, completion, session_of, user
-from rollmill_builder.emits import close_counts
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill.testing.samples.sessions import Message, assistant, choice, completion, session_of, user
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.sessions.outputs import close_counts
 
 ASK = [user("?")]
 BASE = [900, 903, 31, 901, 902, 900, 904, 902]

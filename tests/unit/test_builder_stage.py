@@ -27,16 +27,16 @@ from rollmill.models import (
     TrajectoryStatus,
     Unit,
 )
+from rollmill.runtime.stream.processor import InputRecord
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
-from rollmill.stream.stage import InputRecord
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.sessions import completion
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.sessions import completion
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES, STATE_BUILDER
 from rollmill_builder.app import build
-from rollmill_builder.handlers import BuilderStage, BuilderState
-from rollmill_builder.per_request import PerRequestBuilder
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.merging.per_request import PerRequestBuilder
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 from rollmill_builder.settings import BuilderSettings
+from rollmill_builder.stage import BuilderStage, BuilderState
 
 PARTITIONS = 4
 
@@ -255,7 +255,7 @@ def test_the_service_knows_both_strategies() -> None:
         STATE_BUILDER,
     )
     run = MemoryTask(stage, partition=HOME)
-    feed(run, opened("per_request"), opened("rollmill_builder.per_request:PerRequestBuilder", attempt=2))
+    feed(run, opened("per_request"), opened("rollmill_builder.merging.per_request:PerRequestBuilder", attempt=2))
     assert not run.dead_letters
 
 

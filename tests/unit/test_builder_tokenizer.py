@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models
 from rollmill.models import CompletionRecord, Trajectory
 from rollmill.strategies import builder_registry
 from rollmill.strategies.decoding import decoder
-from rollmill.testing.sessions import assistant, completion, session_of, user
-from rollmill_builder.prefix_merging import PrefixMergingBuilder
+from rollmill.testing.samples.sessions import assistant, completion, session_of, user
+from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 
 VOCABULARY = {"?": 0, "ask": 1, ":": 2, "next": 3, "on": 4, "a": 5, "b": 6, "g": 7, "ab": 8, "</s>": 9, "x": 30}
 ASK = [user("?")]

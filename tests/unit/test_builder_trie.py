@@ -10,15 +10,15 @@ import pytest
 
 from rollmill.codec import decode, encode
 from rollmill.models import CompletionRecord, PolicyVersion, dump_json
-from rollmill.testing.sessions import assistant, choice, completion, user
-from rollmill_builder.call_log import CallLog, Content
-from rollmill_builder.deltas import CallDelta, read_delta
-from rollmill_builder.digests import call_digest
-from rollmill_builder.lines import Lines, Shared
-from rollmill_builder.marks import Marks
-from rollmill_builder.parts import parts_of
-from rollmill_builder.sessions import OpenSession
-from rollmill_builder.trie import ROOT, Place, Trie
+from rollmill.testing.samples.sessions import assistant, choice, completion, user
+from rollmill_builder.merging.trie_index import Marks
+from rollmill_builder.sessions.session_state import OpenSession
+from rollmill_builder.storage.call_parts import parts_of
+from rollmill_builder.storage.call_store import CallLog, Content
+from rollmill_builder.storage.changelog_records import CallDelta, read_delta
+from rollmill_builder.storage.digests import call_digest
+from rollmill_builder.storage.sequences import Lines, Shared
+from rollmill_builder.storage.trie import ROOT, Place, Trie
 
 
 def packed(*ids: int) -> bytes:

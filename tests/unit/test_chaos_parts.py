@@ -20,11 +20,11 @@ from chaos.oracle import Findings, judge
 from chaos.proxy import Proxy
 from chaos.schedule import Fault, Kind, mutation_plan, plan
 from chaos.seed import Verdict, percentile_95
-from rollmill.failpoints import Armed
-from rollmill.ledger import Balance, Totals
 from rollmill.models import Disposition, Outcome, PolicyVersion, Unit, outcome
+from rollmill.ops.ledger import Balance, Totals
+from rollmill.runtime.failpoints import Armed
+from rollmill.testing.http.canned_server import Asked
 from rollmill.testing.processes import free_port
-from rollmill.testing.replay import Asked
 
 ONE = Dialogue("g0m0", "g0", 0)
 

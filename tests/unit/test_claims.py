@@ -11,13 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.claims import BlobReference, BlobStore, Claims, StorageUnreachableError, is_reference, largest_value
-from rollmill.claims.sweep import Swept, sweep
 from rollmill.cli.blobs_commands import collect
 from rollmill.codec import MAX_BYTES, MSGPACK, REFERENCE, decode
 from rollmill.errors import ConfigurationError, FatalError, InvalidInputError, PoisonRecordError
-from rollmill.kafka.transaction import Outgoing
 from rollmill.models import EvalResult
+from rollmill.runtime.claim_check import (
+    BlobReference,
+    BlobStore,
+    Claims,
+    StorageUnreachableError,
+    is_reference,
+    largest_value,
+)
+from rollmill.runtime.claim_check.garbage_collection import Swept, sweep
+from rollmill.runtime.kafka.transaction import Outgoing
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BATCHES, BUILT, COMPLETIONS, OUTCOMES
 

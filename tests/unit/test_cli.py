@@ -13,8 +13,8 @@ from rollmill.cli.ledger_table import ledger_table
 from rollmill.cli.tail import abbreviated, line
 from rollmill.codec import DEAD_LETTER, JSON, MSGPACK, encode
 from rollmill.errors import ConfigurationError
-from rollmill.ledger import Balance
 from rollmill.models import CompletionRecord, DeadLetterInfo, PolicyVersion, SampledChoice
+from rollmill.ops.ledger import Balance
 from rollmill.topics import COMPLETIONS, DEAD_LETTERS, STATE_BUILDER, Topic
 
 

@@ -21,21 +21,21 @@ from rollmill.client import CaptureRefusedError, CaptureUnreachableError
 from rollmill.client.web import Web
 from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyVersion, SessionClosed, SessionOpened, SessionStatus
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS, EVALUATIONS
-from rollmill.trainer.captures import Captures
-from rollmill.trainer.captures import CaptureUnreachableError as TrainerCaptureError
+from rollmill.trainer.policy.capture_client import Captures
+from rollmill.trainer.policy.capture_client import CaptureUnreachableError as TrainerCaptureError
 from rollmill_capture.admission import Admission, AdmissionLimits
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.auth import digest_of
-from rollmill_capture.server import serve
-from rollmill_capture.sessions import SessionTable
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream import Upstream
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.client import Upstream
 
 WAIT = 30.0
 

@@ -14,16 +14,16 @@ import pytest
 from aiokafka import ConsumerRecord
 
 from rollmill.codec import CONTENT_TYPE, DEAD_LETTER, JSON, MANIFEST, MSGPACK, Headers, decode, encode, read_manifest
-from rollmill.dlq.letters import Letters
 from rollmill.errors import InvalidInputError, PoisonRecordError
-from rollmill.ledger.holdings import _unacknowledged
-from rollmill.ledger.lineage import read_rewound
-from rollmill.ledger.wire import batch_header
 from rollmill.models import DeadLetterInfo, EvalResult, SessionOpened, Trace, Trajectory
-from rollmill.testing.batches import SampleTrace, step_values
+from rollmill.ops.dlq.dead_letter import Letters
+from rollmill.ops.ledger.batch_header import batch_header
+from rollmill.ops.ledger.in_flight import _unacknowledged
+from rollmill.ops.ledger.lineage import read_rewound
+from rollmill.testing.samples.batches import SampleTrace, step_values
 from rollmill.topics import COMPLETIONS
-from rollmill.trainer.wire import read_batch
-from rollmill_capture.bodies import parse_object
+from rollmill.trainer.layouts.safetensors_reader import read_batch
+from rollmill_capture.json_body import parse_object
 from rollmill_capture.sse import MAX_EVENT, EventParser, EventTooLargeError
 
 MIB = 2**20

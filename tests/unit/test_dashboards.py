@@ -16,7 +16,7 @@ from dashboards.files import expected, write
 from dashboards.overview import BOARDS
 from dashboards.panels import Form, Panel, Unit, substituted
 from dashboards.preview import Line, draw_board, draw_panel, written
-from rollmill.telemetry.catalogue import CATALOGUE, COMPONENT, PREFIX, Kind, Metric
+from rollmill.runtime.telemetry.catalogue import CATALOGUE, COMPONENT, PREFIX, Kind, Metric
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = {"prefix": "demo.", "__rate_interval": "1m"}

@@ -13,15 +13,15 @@ from rollmill.cli.dlq import wanted_of
 from rollmill.cli.moments import moment
 from rollmill.cli.tail import line
 from rollmill.codec import DEAD_LETTER, DEAD_LETTER_DECISION, JSON, Headers, decode, encode, manifest_header
-from rollmill.dlq import Letter, LetterState, Place, chosen
-from rollmill.dlq.desk import re_driven
-from rollmill.dlq.letters import Letters
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import Disposition, Manifest, Outcome, PolicyVersion, Unit
 from rollmill.models.outcome import DeadLetterDecision
+from rollmill.ops.dlq import Letter, LetterState, Place, chosen
+from rollmill.ops.dlq.dead_letter import Letters
+from rollmill.ops.dlq.manager import re_driven
+from rollmill.runtime.stream import InputRecord
+from rollmill.runtime.stream.dead_letters import dead_letter
 from rollmill.settings import KafkaSettings
-from rollmill.stream import InputRecord
-from rollmill.stream.dead_letters import dead_letter
 from rollmill.topics import BUILT, COMPLETIONS, DEAD_LETTERS, POLICIES, Topic, partition_of
 
 SETTINGS = KafkaSettings.model_construct(prefix="t.")

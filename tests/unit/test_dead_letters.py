@@ -7,8 +7,8 @@ import pytest
 from rollmill.codec import DEAD_LETTER, JSON, decode, header, manifest_header
 from rollmill.errors import FatalError, PoisonRecordError
 from rollmill.models import DeadLetterInfo, Disposition, Manifest, Outcome, PolicyVersion, Unit
-from rollmill.stream import InputRecord
-from rollmill.stream.dead_letters import DeadLetterBudget, dead_letter
+from rollmill.runtime.stream import InputRecord
+from rollmill.runtime.stream.dead_letters import DeadLetterBudget, dead_letter
 from rollmill.topics import BUILT, DEAD_LETTERS, OUTCOMES
 
 UNITS = (Unit("c1", 0, 0, 7, PolicyVersion(0, 3)),)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from rollmill.errors import ConfigurationError
-from rollmill.kafka.embedded.artifacts import class_path
-from rollmill.kafka.embedded.config import BrokerConfig
-from rollmill.kafka.embedded.doors import Listener
-from rollmill.kafka.embedded.java import find_java, java_version
-from rollmill.kafka.embedded.lock import LOCK_PATH, ArtifactLock, LockedArtifact, load_lock
-from rollmill.kafka.embedded.ports import Ports, choose_ports
-from rollmill.kafka.embedded.storage import new_cluster_id
-from rollmill.kafka.embedded.tools import ToolSettings
+from rollmill.runtime.kafka.embedded.artifacts import class_path
+from rollmill.runtime.kafka.embedded.config import BrokerConfig
+from rollmill.runtime.kafka.embedded.java import find_java, java_version
+from rollmill.runtime.kafka.embedded.listeners import Listener
+from rollmill.runtime.kafka.embedded.lock import LOCK_PATH, ArtifactLock, LockedArtifact, load_lock
+from rollmill.runtime.kafka.embedded.ports import Ports, choose_ports
+from rollmill.runtime.kafka.embedded.storage import new_cluster_id
+from rollmill.runtime.kafka.embedded.tools import ToolSettings
 
 JAR_DIGEST = "f" * 64
 JAR = LockedArtifact(group="org.example.log", artifact="core", version="1.2", sha256=JAR_DIGEST)

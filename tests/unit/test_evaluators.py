@@ -20,13 +20,13 @@ from rollmill.models import (
     Trajectory,
     TrajectoryStatus,
 )
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry, evaluator_registry
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import partition_of
-from rollmill_evaluator.answering import Answering
+from rollmill_evaluator.consumer.concurrent_consumer import Received
+from rollmill_evaluator.delivery.record_handler import Answering
 from rollmill_evaluator.grading import Grader, Limits, evaluation_id, wire
-from rollmill_evaluator.group import Received
 
 LIMITS = Limits(seconds=5.0, attempts=3, retry_seconds=0.0, bytes=2000)
 

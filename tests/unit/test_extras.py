@@ -9,21 +9,21 @@ from pydantic import ValidationError
 from rollmill.codec import JSON, MSGPACK, decode, encode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import EXTRA, EXTRA_SPANS, Trace, Trajectory
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, TRAJECTORIES
-from rollmill.trainer.assembly import StepRecords
-from rollmill.trainer.gate import judge
-from rollmill.trainer.layouts import PackedArrays, pack, pad
-from rollmill.trainer.step import Step
-from rollmill.trainer.wire import WireBatch, read_batch
-from rollmill_batcher.advantages import DrGrpo
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held
-from rollmill_batcher.packing import Size
-from rollmill_batcher.rules import Learning, Rules
-from rollmill_batcher.tensors import Line, dump, extra_forms, record_bytes
-from rollmill_batcher.tensors import pack as tensors_of
+from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.step import Step
+from rollmill.trainer.batches.step_assembly import StepRecords
+from rollmill.trainer.layouts.arrays import PackedArrays, pack, pad
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill_batcher.groups.config import Learning, Rules
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held
+from rollmill_batcher.steps.advantages import DrGrpo
+from rollmill_batcher.steps.packing import Size
+from rollmill_batcher.steps.tensors import Line, dump, extra_forms, record_bytes
+from rollmill_batcher.steps.tensors import pack as tensors_of
 
 EXPERTS = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
 REFERENCE = np.array([-0.5, -1.0, -2.0], np.float32)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollmill.errors import InvalidInputError
-from rollmill.failpoints import Action, Armed, Failpoint, FailpointError, Failpoints
+from rollmill.runtime.failpoints import Action, Armed, Failpoint, FailpointError, Failpoints
 from rollmill.settings import KafkaSettings
 
 PLACE = Failpoint.TRANSACTION_BEFORE_COMMIT
@@ -54,7 +54,7 @@ def test_a_pause_holds_the_whole_process() -> None:
 
 def test_a_kill_leaves_no_time_to_clean_up() -> None:
     program = (
-        "from rollmill.failpoints import Failpoint, Failpoints\n"
+        "from rollmill.runtime.failpoints import Failpoint, Failpoints\n"
         "try:\n    Failpoints.parse('restore.read=kill').reach(Failpoint.RESTORE_READ)\n"
         "finally:\n    print('cleaned up', flush=True)\n"
     )

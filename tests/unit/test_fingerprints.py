@@ -6,16 +6,16 @@ import pytest
 
 from rollmill.errors import ConfigurationError
 from rollmill.models import Trajectory
-from rollmill.testing.batches import SampleTrace, step_values
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import sample_trace, sample_trajectory
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.batches import SampleTrace, step_values
+from rollmill.testing.samples.trajectories import sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, TRAJECTORIES
-from rollmill.trainer.assembly import Expectation, StepAssembler
-from rollmill.trainer.wire import read_batch
-from rollmill_batcher.advantages import DrGrpo
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held
-from rollmill_batcher.rules import Learning, Rules
+from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler
+from rollmill.trainer.layouts.safetensors_reader import read_batch
+from rollmill_batcher.groups.config import Learning, Rules
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held
+from rollmill_batcher.steps.advantages import DrGrpo
 
 
 def rollout(name: str, reward: float, *fingerprints: str | None) -> Trajectory:

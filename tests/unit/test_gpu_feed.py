@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollmill.testing.recorded import read_messages
-from rollmill.trainer.wire import read_batch
+from rollmill.testing.samples.recorded_messages import read_messages
+from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -23,7 +23,7 @@ from rollmill.cli.inspect.views import SessionView
 from rollmill.errors import InvalidInputError
 from rollmill.models import CallKind, CompletionEvent, SessionClosed, SessionExpired, SessionOpened, SessionSpec
 from rollmill.settings import KafkaSettings
-from rollmill.testing.sessions import assistant, completion, user
+from rollmill.testing.samples.sessions import assistant, completion, user
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "sessions" / "three_traces.jsonl"
@@ -104,7 +104,7 @@ def test_the_example_says_where_a_prompt_parts() -> None:
 
 def test_the_documentation_shows_the_example_as_it_is() -> None:
     out = io.StringIO()
-    print_views([the_view(str(EXAMPLE))], Pen(pieces_of("rollmill.testing.worlds:decode")), out)
+    print_views([the_view(str(EXAMPLE))], Pen(pieces_of("rollmill.testing.simulation:decode")), out)
     assert out.getvalue() in (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
 
 
@@ -151,12 +151,12 @@ def test_long_runs_are_abbreviated(tmp_path: Path) -> None:
 
 
 def test_tokens_are_shown_as_texts(tmp_path: Path) -> None:
-    pen = Pen(pieces_of("rollmill.testing.worlds:decode"))
+    pen = Pen(pieces_of("rollmill.testing.simulation:decode"))
     assert "│   │   trained 3  ba d <9>" in text(the_view(str(EXAMPLE)), pen)
     with pytest.raises(InvalidInputError, match="no file"):
         pieces_of(str(tmp_path / "nowhere.json"))
     with pytest.raises(InvalidInputError, match="cannot be imported"):
-        pieces_of("rollmill.testing.worlds:nonsense")
+        pieces_of("rollmill.testing.simulation:nonsense")
 
 
 def test_a_tokenizer_file(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
-from rollmill.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.stream.task_consumer import KEEP_UP_SECONDS, Intake
+from rollmill.runtime.stream.task_identity import TaskIdentity
 from rollmill.settings import ServiceSettings
-from rollmill.stream.identity import TaskIdentity
-from rollmill.stream.intake import KEEP_UP_SECONDS, Intake
 from rollmill.topics import COMPLETIONS
 
 PLACE = TopicPartition("rollmill.completions", 0)
@@ -56,7 +56,7 @@ def intake(polls: list[tuple[int, int]], **settings: Any) -> Intake:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     time = [1000.0]
-    monkeypatch.setattr("rollmill.stream.intake.time.monotonic", lambda: time[0])
+    monkeypatch.setattr("rollmill.runtime.stream.task_consumer.time.monotonic", lambda: time[0])
     return time
 
 

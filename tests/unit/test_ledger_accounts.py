@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from rollmill.ledger import Accounts, Balance
 from rollmill.models import Disposition, Manifest, Outcome, PolicyVersion, Unit, outcome
+from rollmill.ops.ledger import Accounts, Balance
 
 V1, V2 = PolicyVersion(0, 1), PolicyVersion(0, 2)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollmill.ledger import Accounts, Totals
-from rollmill.ledger.lineage import Lineage
 from rollmill.models import Disposition, EndOfStream, Outcome, PolicyVersion, Rewound, StepAcknowledged, Unit, outcome
+from rollmill.ops.ledger import Accounts, Totals
+from rollmill.ops.ledger.lineage import Lineage
 
 UNIT = Unit("c1", 0, 0, 5, PolicyVersion(0, 1))
 

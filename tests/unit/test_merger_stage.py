@@ -20,10 +20,10 @@ from rollmill.models import (
     Unit,
     VersionRun,
 )
-from rollmill.testing.memory import MemoryTask
+from rollmill.testing.memory_task import MemoryTask
 from rollmill.topics import BUILT, EVALUATIONS, TRAJECTORIES, partition_of
-from rollmill_reward_merger.handlers import MAX_EVALUATIONS, RewardMergerStage
-from rollmill_reward_merger.held import Held
+from rollmill_reward_merger.stage import MAX_EVALUATIONS, RewardMergerStage
+from rollmill_reward_merger.state import Held
 from rollmill_reward_merger.timers import Windows
 
 PARTITIONS = 4

@@ -18,8 +18,8 @@ from rollmill.models import (
     Trajectory,
     VersionRun,
 )
-from rollmill_reward_merger.fitting import fit, without_texts
 from rollmill_reward_merger.merging import merge
+from rollmill_reward_merger.size_limit import fit, without_texts
 
 
 def trace(tokens: int = 2) -> Trace:

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollmill.ledger import Balance, Totals
-from rollmill.ledger.balance import BUCKETS
-from rollmill.ledger.metrics import fates, show
 from rollmill.models import CallKind, CallStatus, Purpose, SessionStatus
-from rollmill.telemetry.catalogue import CATALOGUE, COMPONENTS, Kind, Metric, metrics_of
-from rollmill.telemetry.metrics import MOST_SERIES, Metrics, UndeclaredMetricError
-from rollmill_batcher.groups import CLOSED
-from rollmill_batcher.reports import LENGTHS, MOST_STALE
-from rollmill_capture.engines.asking import EngineKind
-from rollmill_capture.engines.oddities import EMPTY_ARGUMENTS, NOT_PARSED
+from rollmill.ops.ledger import Balance, Totals
+from rollmill.ops.ledger.balance import BUCKETS
+from rollmill.ops.ledger.metrics import fates, show
+from rollmill.runtime.telemetry.catalogue import CATALOGUE, COMPONENTS, Kind, Metric, metrics_of
+from rollmill.runtime.telemetry.metrics import MOST_SERIES, Metrics, UndeclaredMetricError
+from rollmill_batcher.groups.group import CLOSED
+from rollmill_batcher.steps.cut_metrics import LENGTHS, MOST_STALE
+from rollmill_capture.upstream.formats.parser_failures import EMPTY_ARGUMENTS, NOT_PARSED
+from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
 ROOT = Path(__file__).parents[2]
 MEASURES = re.compile(r"metrics\.(count|gauge|observe)\(\s*\"([a-z_]+)\"")

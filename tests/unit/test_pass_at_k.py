@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from rollmill.ledger.pass_at_k import answer_of, default_ks, pass_at_k, report, table
 from rollmill.models import PolicyVersion, Purpose, SessionSpec, Trajectory
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill.ops.ledger.pass_at_k import answer_of, default_ks, pass_at_k, report, table
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, OUTCOMES, TRAJECTORIES
-from rollmill_batcher.advantages import DrGrpo
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held
-from rollmill_batcher.rules import Learning, Rules
+from rollmill_batcher.groups.config import Learning, Rules
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held
+from rollmill_batcher.steps.advantages import DrGrpo
 
 
 def exam(name: str, reward: float | None, task: str = "t", *versions: int, **fields: Any) -> Trajectory:

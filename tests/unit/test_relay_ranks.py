@@ -13,11 +13,11 @@ from relay.model import RelayModel, use_one_thread
 from relay.options import Layout
 from relay.ranks import LAYOUTS, together
 from rollmill.models import PolicyVersion
-from rollmill.testing.batches import SampleTrace, Steps, step_values
+from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.trainer import Step
-from rollmill.trainer.assembly import StepRecords
-from rollmill.trainer.gate import judge
-from rollmill.trainer.wire import read_batch
+from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.step_assembly import StepRecords
+from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 TRACES = [
     SampleTrace(f"r{n}", prompt=(1, 2, 3)[: 1 + n % 3], reply=(4 + n, 5), log_probs=(-2.0, -3.0), advantage=1.0 - n)

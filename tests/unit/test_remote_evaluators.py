@@ -11,6 +11,8 @@ import pytest
 from rollmill.codec import encode
 from rollmill.errors import InvalidInputError
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.signing import ANSWER_HEADER, HEADER, sign, sign_answer, verify, verify_answer
 from rollmill.strategies import (
     BaseTrajectoryEvaluator,
@@ -20,13 +22,11 @@ from rollmill.strategies import (
     evaluator_registry,
     validate_session_spec,
 )
-from rollmill.telemetry.clock import SystemClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.services import Asked, Reply, Script, ScriptedService, in_turn, scripted_service
-from rollmill.testing.trajectories import sample_trace
-from rollmill_evaluator.answering import Answering, class_of
+from rollmill.testing.http.stub_http_server import Asked, Reply, Script, ScriptedService, in_turn, scripted_service
+from rollmill.testing.samples.trajectories import sample_trace
+from rollmill_evaluator.consumer.concurrent_consumer import Received
+from rollmill_evaluator.delivery.record_handler import Answering, class_of
 from rollmill_evaluator.grading import Grader, Limits
-from rollmill_evaluator.group import Received
 from rollmill_evaluator.settings import EvaluatorSettings
 from rollmill_evaluator.worker import surroundings
 

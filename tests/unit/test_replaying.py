@@ -12,7 +12,6 @@ import pytest
 
 from rollmill.cli.replay_command import offsets, options
 from rollmill.errors import InvalidInputError
-from rollmill.ledger import Accounts
 from rollmill.models import (
     Disposition,
     EvaluatorSpec,
@@ -24,15 +23,16 @@ from rollmill.models import (
     Unit,
     outcome,
 )
-from rollmill.replaying.comparison import Comparison
-from rollmill.replaying.merging import Waiting
-from rollmill.replaying.plan import Plan, settings_into
-from rollmill.replaying.selecting import Selection
-from rollmill.replaying.summary import Summary
-from rollmill.replaying.timeline import Kind, Taken, listed, merged, rewarded_at, slices
+from rollmill.ops.ledger import Accounts
+from rollmill.ops.replay.comparison import Comparison
+from rollmill.ops.replay.merge import Waiting
+from rollmill.ops.replay.plan import Plan, settings_into
+from rollmill.ops.replay.selection import Selection
+from rollmill.ops.replay.summary import Summary
+from rollmill.ops.replay.timeline import Kind, Taken, listed, merged, rewarded_at, slices
+from rollmill.runtime.stream import InputRecord
 from rollmill.settings import KafkaSettings
-from rollmill.stream import InputRecord
-from rollmill.testing.sessions import completion
+from rollmill.testing.samples.sessions import completion
 from rollmill.topics import COMPLETIONS, EVALUATIONS
 
 LIVE = KafkaSettings.model_construct(prefix="live.")

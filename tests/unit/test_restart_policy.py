@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rollmill.errors import EXIT_DRAINED, EXIT_FATAL, EXIT_FENCED, ConfigurationError
-from rollmill.supervisor import DRAIN_ORDER, RestartPolicy, service_program
-from rollmill.supervisor.policy import Next, Verdict
+from rollmill.runtime.supervisor import DRAIN_ORDER, RestartPolicy, service_program
+from rollmill.runtime.supervisor.restart_policy import Next, Verdict
 
 SIGKILLED = -9
 

@@ -7,16 +7,16 @@ import pytest
 
 from rollmill.codec import decode
 from rollmill.models import Evaluation, EvaluatorSpec, RewardRule, SessionSpec, SessionStatus, Trajectory
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace
 from rollmill.topics import BATCHES, BUILT, EVALUATIONS, OUTCOMES, TRAJECTORIES
-from rollmill.trainer.wire import WireBatch, read_batch
-from rollmill_batcher.advantages import NoAdvantage
-from rollmill_batcher.eligibility import Treatment, Treatments
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.rules import Learning, Rules
-from rollmill_reward_merger.handlers import RewardMergerStage
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill_batcher.groups.config import Learning, Rules
+from rollmill_batcher.groups.eligibility import Treatment, Treatments
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.steps.advantages import NoAdvantage
 from rollmill_reward_merger.merging import merge
+from rollmill_reward_merger.stage import RewardMergerStage
 from rollmill_reward_merger.timers import Due, Timer, Windows
 
 JUDGE, TESTS = EvaluatorSpec(strategy="judge", weight=3.0), EvaluatorSpec(strategy="tests", weight=0.5)

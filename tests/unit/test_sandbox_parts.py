@@ -22,12 +22,12 @@ from rollmill.strategies.sandbox import (
 )
 from rollmill_evaluator.sandbox import seccomp
 from rollmill_evaluator.sandbox.cgroups import ControlGroups
-from rollmill_evaluator.sandbox.choosing import Chosen, SandboxOptions, local_sandbox
 from rollmill_evaluator.sandbox.docker import Docker
-from rollmill_evaluator.sandbox.outcomes import outcome_of
+from rollmill_evaluator.sandbox.job_result import outcome_of
 from rollmill_evaluator.sandbox.output import CappedOutput
-from rollmill_evaluator.sandbox.running import Command, Ended
+from rollmill_evaluator.sandbox.process import Command, Ended
 from rollmill_evaluator.sandbox.script import read_reports
+from rollmill_evaluator.sandbox.selection import Chosen, SandboxOptions, local_sandbox
 
 JOB = Job((Step("first", ("true",)), Step("last", ("true",))), collect=("/sandbox/a",))
 

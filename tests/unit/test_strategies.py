@@ -38,7 +38,7 @@ def test_a_name_constructs_its_class_with_the_config(registry: StrategyRegistry[
 
 
 def test_an_import_path_needs_no_registration(registry: StrategyRegistry[BaseTrajectoryEvaluator]) -> None:
-    path = "rollmill_evaluator.session_completed:SessionCompletedEvaluator"
+    path = "rollmill_evaluator.evaluators.session_completed:SessionCompletedEvaluator"
     assert type(registry.create(spec(path))).__name__ == "SessionCompletedEvaluator"
 
 

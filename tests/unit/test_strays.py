@@ -10,9 +10,9 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from rollmill.errors import RetryableError
-from rollmill.kafka.clients import stop_consumer
-from rollmill.kafka.strays import without_strays
-from rollmill.kafka.transaction import Transaction, TransactionFailedError, abandon, stop_producer
+from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.clients import stop_consumer
+from rollmill.runtime.kafka.transaction import Transaction, TransactionFailedError, abandon, stop_producer
 
 
 async def cancelled_inside() -> None:

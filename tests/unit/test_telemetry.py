@@ -14,9 +14,9 @@ import pytest
 import structlog
 from aiokafka.errors import ProducerFenced
 
-from rollmill.telemetry.health import Health, HealthServer
-from rollmill.telemetry.logging import Repeats, configure_logging, is_news
-from rollmill.telemetry.metrics import Metrics
+from rollmill.runtime.telemetry.health import Health, HealthServer
+from rollmill.runtime.telemetry.logging import Repeats, configure_logging, is_news
+from rollmill.runtime.telemetry.metrics import Metrics
 
 
 @pytest.fixture

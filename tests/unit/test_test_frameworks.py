@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from rollmill_evaluator.testing.frameworks import FRAMEWORKS, Results, Status
-from rollmill_evaluator.testing.scoring import Expected, Scoring
+from rollmill_evaluator.test_grading.frameworks import FRAMEWORKS, Results, Status
+from rollmill_evaluator.test_grading.scoring import Expected, Scoring
 
 P, F, S = Status.PASSED, Status.FAILED, Status.SKIPPED
 

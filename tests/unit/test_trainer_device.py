@@ -11,14 +11,14 @@ from torch.utils.data import DataLoader
 
 from rollmill.errors import ConfigurationError
 from rollmill.settings import KafkaSettings
-from rollmill.testing.batches import SampleTrace, step_values
+from rollmill.testing.samples.batches import SampleTrace, step_values
 from rollmill.trainer import BatchStream, MicroBatch
-from rollmill.trainer.assembly import StepRecords
+from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.step import Step
+from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.dataset import StepDataset
 from rollmill.trainer.device import on_device, overlapped
-from rollmill.trainer.gate import judge
-from rollmill.trainer.step import Step
-from rollmill.trainer.wire import read_batch
+from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 
 def a_step(micro_batches: int = 4) -> Step:

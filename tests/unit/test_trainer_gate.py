@@ -3,9 +3,9 @@ import math
 import pytest
 
 from rollmill.models import BatchHeader, PolicyVersion
-from rollmill.testing.batches import SampleTrace, step_values
-from rollmill.trainer.gate import StaleAction, Verdict, judge, unknown_epochs
-from rollmill.trainer.wire import read_batch
+from rollmill.testing.samples.batches import SampleTrace, step_values
+from rollmill.trainer.batches.staleness_filter import StaleAction, Verdict, judge, unknown_epochs
+from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 OLD = SampleTrace("old", reply=(1, 2), log_probs=(-1.0, -1.0), version=PolicyVersion(0, 3), weight=0.1, group_id="g1")
 NEW = SampleTrace("new", version=PolicyVersion(0, 5), weight=0.7, group_id="g2")

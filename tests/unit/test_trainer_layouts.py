@@ -6,10 +6,10 @@ from safetensors.numpy import load, save
 
 from rollmill.errors import PoisonRecordError
 from rollmill.models import PolicyVersion
-from rollmill.testing.batches import SampleTrace, step_values
-from rollmill.trainer.layouts import PackedArrays, pack, pad
-from rollmill.trainer.micro_batch import micro_batch
-from rollmill.trainer.wire import WireBatch, read_batch
+from rollmill.testing.samples.batches import SampleTrace, step_values
+from rollmill.trainer.layouts.arrays import PackedArrays, pack, pad
+from rollmill.trainer.layouts.micro_batch import micro_batch
+from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
 
 SHORT = SampleTrace("a", prompt=(7,), reply=(8, 9), log_probs=(-0.5, -1.5), version=PolicyVersion(0, 3), advantage=2.0)
 LONG = SampleTrace(

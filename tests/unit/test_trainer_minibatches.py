@@ -11,12 +11,12 @@ import pytest
 
 from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyVersion
-from rollmill.testing.batches import SampleTrace, Steps, step_values
+from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.trainer import MiniBatch, Step
-from rollmill.trainer.assembly import StepRecords, joined
-from rollmill.trainer.gate import judge
-from rollmill.trainer.layouts import PackedArrays
-from rollmill.trainer.wire import read_batch
+from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.step_assembly import StepRecords, joined
+from rollmill.trainer.layouts.arrays import PackedArrays
+from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 OLD = PolicyVersion(0, 0)
 NEW = PolicyVersion(0, 3)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.errors import InvalidInputError
-from rollmill.trainer.places import Place
+from rollmill.trainer.trajectories.offset_watermark import Place
 
 
 def test_the_boundary_is_the_first_open_offset_over_all_gaps() -> None:

@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.models import Trajectory
-from rollmill.testing.memory import MemoryTask
-from rollmill.testing.trajectories import Reply, sample_trace, sample_trajectory
+from rollmill.testing.memory_task import MemoryTask
+from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, TRAJECTORIES
-from rollmill.trainer.layouts import pack
-from rollmill.trainer.returns import returns
-from rollmill.trainer.wire import read_batch
-from rollmill_batcher.advantages import DrGrpo
-from rollmill_batcher.handlers import BatcherStage
-from rollmill_batcher.held import Held
-from rollmill_batcher.packing import Size
-from rollmill_batcher.rules import Learning, Rules
+from rollmill.trainer.layouts.arrays import pack
+from rollmill.trainer.layouts.returns import returns
+from rollmill.trainer.layouts.safetensors_reader import read_batch
+from rollmill_batcher.groups.config import Learning, Rules
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.state import Held
+from rollmill_batcher.steps.advantages import DrGrpo
+from rollmill_batcher.steps.packing import Size
 
 BOUNDS = np.array([0, 3, 5], np.int32)
 REWARDS = np.array([0.5, -1.0], np.float32)

@@ -7,15 +7,15 @@ import pytest
 from rollmill.errors import ConfigurationError, FatalError
 from rollmill.models import Disposition, PolicyVersion
 from rollmill.settings import KafkaSettings
-from rollmill.testing.batches import SampleTrace, Steps, step_values
+from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.topics import ACKS, OUTCOMES
-from rollmill.trainer.acknowledging import closing_records, outcomes
-from rollmill.trainer.assembly import Expectation, StepAssembler, StepRecords, joined
-from rollmill.trainer.gate import judge
-from rollmill.trainer.share import Share
-from rollmill.trainer.state import StreamState
-from rollmill.trainer.step import Step
-from rollmill.trainer.wire import read_batch
+from rollmill.trainer.acknowledgement import closing_records, outcomes
+from rollmill.trainer.batches.rank_assignment import Share
+from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.state import StreamState
+from rollmill.trainer.batches.step import Step
+from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler, StepRecords, joined
+from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 A = SampleTrace("a", version=PolicyVersion(0, 1))
 B = SampleTrace("b", version=PolicyVersion(0, 4), weight=0.5)

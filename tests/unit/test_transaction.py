@@ -18,8 +18,14 @@ from aiokafka.errors import (
 )
 
 from rollmill.errors import FatalError, FencedError
-from rollmill.kafka import transaction
-from rollmill.kafka.transaction import Outgoing, Transaction, TransactionFailedError, refuse_forbidden, translate
+from rollmill.runtime.kafka import transaction
+from rollmill.runtime.kafka.transaction import (
+    Outgoing,
+    Transaction,
+    TransactionFailedError,
+    refuse_forbidden,
+    translate,
+)
 from rollmill.testing.memory_kafka import Line, MemoryBroker
 from rollmill.testing.memory_kafka.producer import MemoryProducer
 

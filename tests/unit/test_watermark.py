@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmill_evaluator.watermark import METADATA_LIMIT, Mark, Progress, decode, encode
+from rollmill_evaluator.consumer.watermark import METADATA_LIMIT, Mark, Progress, decode, encode
 
 
 def begun(progress: Progress, *offsets: int) -> list[int]:

@@ -1,6 +1,6 @@
 import sys
 
-from rollmill.app import run
+from rollmill.runtime.app import run
 from rollmill_batcher.app import build
 from rollmill_batcher.settings import BatcherSettings
 

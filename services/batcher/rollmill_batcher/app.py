@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rollmill.app import Service
-from rollmill_batcher.cutting import STAGE
-from rollmill_batcher.hand_over import idle, no_other_consumer
-from rollmill_batcher.handlers import BatcherStage
+from rollmill.runtime.app import Service
+from rollmill_batcher.consumer_mode import idle, no_other_consumer
 from rollmill_batcher.settings import BatcherSettings
+from rollmill_batcher.stage import BatcherStage
+from rollmill_batcher.steps.cut import STAGE
 
 
 def build(settings: BatcherSettings) -> Service:

@@ -14,7 +14,7 @@ from rollmill.models import (
     StepAcknowledged,
     StepsReturned,
 )
-from rollmill_batcher.staleness import PolicyClock
+from rollmill_batcher.groups.staleness import PolicyClock
 
 
 class Acknowledgements(Record):

@@ -12,13 +12,13 @@ from rollmill.models import StalenessBasis, StrategySpec
 from rollmill.settings import ServiceSettings
 from rollmill.strategies import BaseAdvantage, advantage_registry, group_scorer_registry
 from rollmill.topics import TRAJECTORIES
-from rollmill_batcher.eligibility import Treatment, Treatments
-from rollmill_batcher.ordering import StepOrder
-from rollmill_batcher.packing import Size
-from rollmill_batcher.rules import MICRO_BATCH_BYTES, Credit, GroupRules, Learning, Rules
-from rollmill_batcher.scoring import Scoring
-from rollmill_batcher.staleness import Staleness, StalenessAction
-from rollmill_batcher.weights import LossWeighting
+from rollmill_batcher.groups.config import MICRO_BATCH_BYTES, Credit, GroupRules, Learning, Rules
+from rollmill_batcher.groups.eligibility import Treatment, Treatments
+from rollmill_batcher.groups.group_scoring import Scoring
+from rollmill_batcher.groups.staleness import Staleness, StalenessAction
+from rollmill_batcher.steps.group_ordering import StepOrder
+from rollmill_batcher.steps.loss_weights import LossWeighting
+from rollmill_batcher.steps.packing import Size
 
 
 class BatcherSettings(ServiceSettings):

@@ -1,6 +1,6 @@
 import sys
 
-from rollmill.app import run
+from rollmill.runtime.app import run
 from rollmill_builder.app import build
 from rollmill_builder.settings import BuilderSettings
 

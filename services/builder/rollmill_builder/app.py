@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rollmill.app import Service
-from rollmill.claims import largest_value
+from rollmill.runtime.app import Service
+from rollmill.runtime.claim_check import largest_value
 from rollmill.strategies import builder_registry
 from rollmill.topics import BUILT
-from rollmill_builder.handlers import BuilderStage
+from rollmill_builder.sessions.task_resources import MemoryLimits
 from rollmill_builder.settings import BuilderSettings
-from rollmill_builder.shards import MemoryLimits
+from rollmill_builder.stage import BuilderStage
 
 
 def build(settings: BuilderSettings) -> Service:

@@ -2,7 +2,7 @@
 
 import sys
 
-from rollmill.app import run
+from rollmill.runtime.app import run
 from rollmill_capture.app import build
 from rollmill_capture.settings import CaptureSettings
 

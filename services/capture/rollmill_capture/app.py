@@ -13,43 +13,43 @@ import httpx
 import structlog
 from starlette.applications import Starlette
 
-from rollmill.app import Service, ServiceContext
-from rollmill.claims import Claims
 from rollmill.errors import PoisonRecordError
-from rollmill.kafka.clients import KafkaClients
-from rollmill.kafka.tables import TableReader
 from rollmill.models import Outcome, SessionSpec
+from rollmill.runtime.app import Service, ServiceContext
+from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.global_table import TableReader
+from rollmill.runtime.telemetry.clock import Clock
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import validate_session_spec
-from rollmill.telemetry.clock import Clock
-from rollmill.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, OUTCOMES, POLICIES, SESSIONS
-from rollmill_capture.admin_api import AdminApi
 from rollmill_capture.admission import Admission
-from rollmill_capture.apis.memory import Memory
-from rollmill_capture.board import Board
-from rollmill_capture.call_api import Caller
-from rollmill_capture.capabilities import Engines
-from rollmill_capture.desk import SessionDesk
-from rollmill_capture.fence import Fence
-from rollmill_capture.fleet import Fleet
-from rollmill_capture.gates import Gates
-from rollmill_capture.handlers import make_application
-from rollmill_capture.log import KafkaLog
-from rollmill_capture.pause import Pauses
-from rollmill_capture.places import Places
-from rollmill_capture.probe import Probe
-from rollmill_capture.recorder import Recorder
-from rollmill_capture.routes import RouteTable
-from rollmill_capture.server import listen, serve
-from rollmill_capture.session_api import SessionApi
-from rollmill_capture.sessions import Position, SessionTable
+from rollmill_capture.apis.history_cache import Memory
+from rollmill_capture.coordination.membership import Fleet
+from rollmill_capture.coordination.policy_pauses import Gates
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_retention import Sweeper
+from rollmill_capture.coordination.session_table import Position, SessionTable
+from rollmill_capture.coordination.sessions_topic import Board
+from rollmill_capture.event_log.event_writer import EventSink, LogSink
+from rollmill_capture.event_log.producer import KafkaLog
+from rollmill_capture.event_log.spool import Spool, open_spool
+from rollmill_capture.http.admin import AdminApi
+from rollmill_capture.http.application import make_application
+from rollmill_capture.http.idempotency import Fence
+from rollmill_capture.http.model_calls import Caller
+from rollmill_capture.http.routes import call_routes
+from rollmill_capture.http.server import listen, serve
+from rollmill_capture.http.session_resolver import SessionDesk
+from rollmill_capture.http.sessions import SessionApi
+from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.sink import EventSink, LogSink
-from rollmill_capture.spool import Spool, open_spool
-from rollmill_capture.surface import call_routes
-from rollmill_capture.sweeper import Sweeper
-from rollmill_capture.upstream import Upstream, make_client
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.capabilities import Engines
+from rollmill_capture.upstream.client import Upstream, make_client
+from rollmill_capture.upstream.load_balancer import Places
+from rollmill_capture.upstream.model_routes import RouteTable
+from rollmill_capture.upstream.policy_pause import Pauses
+from rollmill_capture.upstream.probe import Probe
 
 SPOOL_SECONDS = 10.0
 """Longest wait of a stopping capture for an empty spool; calls in flight have ended before."""

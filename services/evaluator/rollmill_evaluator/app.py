@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollmill.app import Service
+from rollmill.runtime.app import Service
+from rollmill_evaluator.delivery.webhook import tell
 from rollmill_evaluator.settings import EvaluatorSettings
-from rollmill_evaluator.webhook import tell
 from rollmill_evaluator.worker import NAME, work
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 import orjson
 
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, Trajectory, Verdict, dump_json
+from rollmill.runtime.telemetry.clock import Clock
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry
-from rollmill.telemetry.clock import Clock
-from rollmill_evaluator.checking import EVALUATOR_ERROR, INVALID_RESULT, checked, named
+from rollmill_evaluator.result_validation import EVALUATOR_ERROR, INVALID_RESULT, checked, named
 from rollmill_evaluator.retrying import Retries
 
 EVALUATOR_TIMEOUT = "evaluator_timeout"

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from rollmill.settings import ServiceSettings
 from rollmill.strategies import ExternalService, ResourceClass
 from rollmill.topics import EVALUATIONS
+from rollmill_evaluator.consumer.concurrent_consumer import GroupLimits
 from rollmill_evaluator.grading import Limits
-from rollmill_evaluator.group import GroupLimits
-from rollmill_evaluator.sandbox.choosing import SandboxOptions
+from rollmill_evaluator.sandbox.selection import SandboxOptions
 
 ResourceClassName = Literal["light", "remote", "custom", "sandbox"]
 

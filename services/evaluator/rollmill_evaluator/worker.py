@@ -7,16 +7,16 @@ import asyncio
 import stamina
 from aiokafka.errors import KafkaError
 
-from rollmill.app import ServiceContext
-from rollmill.claims import Claims
 from rollmill.codec import JSON
 from rollmill.errors import ConfigurationError
+from rollmill.runtime.app import ServiceContext
+from rollmill.runtime.claim_check import Claims
 from rollmill.strategies import EvaluationContext, ResourceClass, evaluator_registry
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
-from rollmill_evaluator.answering import Answering, Publish
+from rollmill_evaluator.consumer.concurrent_consumer import Group
+from rollmill_evaluator.delivery.record_handler import Answering, Publish
 from rollmill_evaluator.grading import Grader
-from rollmill_evaluator.group import Group
-from rollmill_evaluator.sandbox.choosing import container_sandbox, local_sandbox
+from rollmill_evaluator.sandbox.selection import container_sandbox, local_sandbox
 from rollmill_evaluator.settings import EvaluatorSettings
 
 NAME = "evaluator"

@@ -1,6 +1,6 @@
 import sys
 
-from rollmill.app import run
+from rollmill.runtime.app import run
 from rollmill_reward_merger.app import build
 from rollmill_reward_merger.settings import RewardMergerSettings
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rollmill.app import Service
-from rollmill.claims import largest_value
+from rollmill.runtime.app import Service
+from rollmill.runtime.claim_check import largest_value
 from rollmill.topics import TRAJECTORIES
-from rollmill_reward_merger.handlers import RewardMergerStage
 from rollmill_reward_merger.settings import RewardMergerSettings
+from rollmill_reward_merger.stage import RewardMergerStage
 
 
 def build(settings: RewardMergerSettings) -> Service:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rollmill.models import LARGEST_REWARD, RewardRule
-from rollmill_reward_merger.words import Values, Word
+from rollmill_reward_merger.trace_rewards import Values, Word
 
 Shared = tuple[float, Word]
 """An evaluator's share, and what it says of a trace."""

@@ -32,7 +32,7 @@ from rollmill.models import (
     TrajectoryStatus,
 )
 from rollmill_reward_merger.combining import OutOfRangeError, combine, extreme, weighted
-from rollmill_reward_merger.words import SHAPED, Word, is_shaped, mismatch, words
+from rollmill_reward_merger.trace_rewards import SHAPED, Word, is_shaped, mismatch, words
 
 DEADLINE = "deadline"
 NO_EVALUATOR = "no_evaluator"

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollmill.models import Evaluation, dump_json
-from rollmill.stream.stage import StateView
-from rollmill_reward_merger.held import CLOSED_OF, EVALUATIONS_OF, Answers, Built, Closed, Held
+from rollmill.runtime.stream.processor import StateView
 from rollmill_reward_merger.revisions import complete_at
+from rollmill_reward_merger.state import CLOSED_OF, EVALUATIONS_OF, Answers, Built, Closed, Held
 
 SCAN_SECONDS = 1.0
 """Least time between two looks at the whole state."""

@@ -26,8 +26,8 @@ def return_batches(
     prefix: Prefix = None,
 ) -> None:
     """Lay out the steps that are not acknowledged for another number of ranks. Stop the trainer first."""
-    from rollmill.telemetry.clock import SystemClock  # noqa: PLC0415
-    from rollmill.trainer.placement import return_steps  # noqa: PLC0415
+    from rollmill.runtime.telemetry.clock import SystemClock  # noqa: PLC0415
+    from rollmill.trainer.batches.resharding import return_steps  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
     settings = settings if run is None else settings.model_copy(update={"run": run})

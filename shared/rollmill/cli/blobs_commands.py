@@ -30,9 +30,9 @@ def collect(
     prefix: Prefix = None,
 ) -> None:
     """Take away blobs that no retained record refers to: first to the trash, at a later call for good."""
-    from rollmill.claims.store import BlobStore  # noqa: PLC0415
-    from rollmill.claims.sweep import references, sweep  # noqa: PLC0415
-    from rollmill.telemetry.clock import SystemClock  # noqa: PLC0415
+    from rollmill.runtime.claim_check.blob_store import BlobStore  # noqa: PLC0415
+    from rollmill.runtime.claim_check.garbage_collection import references, sweep  # noqa: PLC0415
+    from rollmill.runtime.telemetry.clock import SystemClock  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
     if not settings.claim_check_url:

@@ -204,7 +204,7 @@ def describe_topic(topic: Annotated[str, typer.Argument(help="Name without the p
 @topics_app.command("apply")
 def apply_topics(bootstrap_servers: Bootstrap = None, prefix: Prefix = None) -> None:
     """Create the missing topics, then verify all of them."""
-    from rollmill.kafka import admin  # noqa: PLC0415
+    from rollmill.runtime.kafka import admin  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
     created = on_kafka(settings, admin.apply_topics(settings), verify=False)

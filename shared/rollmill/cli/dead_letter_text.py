@@ -8,8 +8,8 @@ from typing import Any
 from rollmill.cli.moments import iso
 from rollmill.cli.tail import abbreviated
 from rollmill.codec import Headers, decode, read_manifest
-from rollmill.dlq import Letter, source_topic
 from rollmill.errors import InvalidInputError, PoisonRecordError
+from rollmill.ops.dlq import Letter, source_topic
 
 SHOWN_BYTES = 2000
 """Of a payload that cannot be decoded."""

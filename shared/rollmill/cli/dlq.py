@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import typer
 
-from rollmill.claims import Claims, StorageUnreachableError
 from rollmill.cli.dead_letter_text import as_json as letter_json
 from rollmill.cli.dead_letter_text import in_full, table
 from rollmill.cli.moments import moment
-from rollmill.dlq import Desk, Letter, LetterState, Place, Wanted, chosen, open_desk, read_letters, read_value
 from rollmill.errors import InvalidInputError, PoisonRecordError
+from rollmill.ops.dlq import Desk, Letter, LetterState, Place, Wanted, chosen, open_desk, read_letters, read_value
+from rollmill.runtime.claim_check import Claims, StorageUnreachableError
+from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.settings import KafkaSettings
-from rollmill.telemetry.clock import SystemClock
 
 
 @dataclass(frozen=True)

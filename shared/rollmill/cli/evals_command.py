@@ -20,8 +20,8 @@ def evals(
     prefix: Prefix = None,
 ) -> None:
     """Report eval sessions: pass@k by data set and policy version, from the trajectories that are kept."""
-    from rollmill.ledger.evals import read_evals  # noqa: PLC0415
-    from rollmill.ledger.pass_at_k import default_ks, report, table  # noqa: PLC0415
+    from rollmill.ops.ledger.evals import read_evals  # noqa: PLC0415
+    from rollmill.ops.ledger.pass_at_k import default_ks, report, table  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
     lines = report(on_kafka(settings, read_evals(settings)), right_from)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from rollmill.cli.ledger_table import ledger_table
-from rollmill.ledger import Balance, balances
+from rollmill.ops.ledger import Balance, balances
 from rollmill.settings import KafkaSettings
 
 CLEAR = "\x1b[H\x1b[2J"

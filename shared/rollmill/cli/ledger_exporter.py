@@ -9,11 +9,11 @@ import time
 import structlog
 from aiokafka.errors import KafkaError
 
-from rollmill.ledger import LedgerReader
-from rollmill.ledger.metrics import show
+from rollmill.ops.ledger import LedgerReader
+from rollmill.ops.ledger.metrics import show
+from rollmill.runtime.telemetry.health import Health, HealthServer
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.settings import KafkaSettings
-from rollmill.telemetry.health import Health, HealthServer
-from rollmill.telemetry.metrics import Metrics
 
 NAME = "ledger"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollmill.ledger import Balance, Totals
+from rollmill.ops.ledger import Balance, Totals
 
 HEAD = ("captured", "trained", "excluded", "dead", "pending", "lost", "doubled")
 

@@ -25,7 +25,7 @@ def on_kafka(settings: Any, work: Coroutine[Any, Any, T], *, verify: bool = True
     """Run ``work`` on a cluster that answers and has the topics; else ConfigurationError with advice."""
     from aiokafka.errors import KafkaConnectionError  # noqa: PLC0415
 
-    from rollmill.kafka import admin  # noqa: PLC0415
+    from rollmill.runtime.kafka import admin  # noqa: PLC0415
 
     async def verified() -> T:
         if verify:

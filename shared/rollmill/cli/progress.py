@@ -8,7 +8,7 @@ from collections.abc import Callable
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
-from rollmill.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BATCHES, BUILT, COMPLETIONS, DEAD_LETTERS, EVALUATIONS, TRAJECTORIES, Topic
 

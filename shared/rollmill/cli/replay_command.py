@@ -37,8 +37,8 @@ def replay(
     """Read the log again with other rules, into another prefix, and compare. The live run is only read."""
     from rollmill.cli.moments import moment  # noqa: PLC0415
     from rollmill.models import EvaluatorSpec, StrategySpec  # noqa: PLC0415
-    from rollmill.replaying import Plan, replay  # noqa: PLC0415
-    from rollmill.replaying.plan import settings_into  # noqa: PLC0415
+    from rollmill.ops.replay import Plan, replay  # noqa: PLC0415
+    from rollmill.ops.replay.plan import settings_into  # noqa: PLC0415
 
     live = kafka_settings(bootstrap_servers, prefix)
     if evaluator_config is not None and len(evaluator or ()) != 1:

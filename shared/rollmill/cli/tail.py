@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
-from rollmill.claims import Claims
 from rollmill.codec import DEAD_LETTER, DEAD_LETTER_DECISION, SAFETENSORS, decode, header
 from rollmill.errors import PoisonRecordError
-from rollmill.kafka.clients import KafkaClients
-from rollmill.ledger.wire import batch_header
 from rollmill.models import DeadLetterInfo
 from rollmill.models.outcome import DeadLetterDecision
+from rollmill.ops.ledger.batch_header import batch_header
+from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import CLAIM_CHECKED, DEAD_LETTERS, Topic
 

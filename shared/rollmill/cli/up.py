@@ -15,9 +15,9 @@ import typer
 
 from rollmill.cli.progress import watch_topics
 from rollmill.errors import EXIT_DRAINED, EXIT_FATAL
-from rollmill.kafka.embedded import BrokerConfig, EmbeddedKafka
+from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
+from rollmill.runtime.supervisor import Supervisor, running_services
 from rollmill.settings import KafkaSettings
-from rollmill.supervisor import Supervisor, running_services
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.kafka.embedded import BrokerConfig, EmbeddedKafka, running_kafka
+from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka, running_kafka
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from rollmill.testing.presence import absent
+from rollmill.testing.requirements import absent
 
 
 def _program(name: str) -> str:

@@ -8,15 +8,15 @@ bit-identical.
 The import needs no torch; handing tensors over does (``pip install rollmill[trainer]``).
 """
 
-from rollmill.trainer.captures import Captures, CaptureUnreachableError
-from rollmill.trainer.gate import StaleAction
-from rollmill.trainer.layouts import PackedArrays, PaddedArrays
-from rollmill.trainer.micro_batch import MicroBatch, PaddedMicroBatch
-from rollmill.trainer.mini_batch import MiniBatch
-from rollmill.trainer.publisher import PolicyPublisher
-from rollmill.trainer.step import Step
-from rollmill.trainer.stream import BatchStream, NoBatch
-from rollmill.trainer.trajectory_stream import Rollout, TrajectoryStream
+from rollmill.trainer.batches.mini_batch import MiniBatch
+from rollmill.trainer.batches.staleness_filter import StaleAction
+from rollmill.trainer.batches.step import Step
+from rollmill.trainer.batches.stream import BatchStream, NoBatch
+from rollmill.trainer.layouts.arrays import PackedArrays, PaddedArrays
+from rollmill.trainer.layouts.micro_batch import MicroBatch, PaddedMicroBatch
+from rollmill.trainer.policy.capture_client import Captures, CaptureUnreachableError
+from rollmill.trainer.policy.publisher import PolicyPublisher
+from rollmill.trainer.trajectories.stream import Rollout, TrajectoryStream
 
 __all__ = [
     "BatchStream",

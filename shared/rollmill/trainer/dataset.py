@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rollmill.errors import ConfigurationError
-from rollmill.trainer.step import Step
-from rollmill.trainer.stream import BatchStream
+from rollmill.trainer.batches.step import Step
+from rollmill.trainer.batches.stream import BatchStream
 
 _WHY = (
     "a BatchStream cannot be shared with worker processes: each would take the rank over from the others and see its "

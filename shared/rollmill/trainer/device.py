@@ -8,7 +8,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from rollmill.trainer.micro_batch import MicroBatch, PaddedMicroBatch
+from rollmill.trainer.layouts.micro_batch import MicroBatch, PaddedMicroBatch
 
 Batch = TypeVar("Batch", MicroBatch, PaddedMicroBatch)
 Begun: TypeAlias = "Callable[[], Batch]"

@@ -21,18 +21,18 @@ from rollmill.models import (
     SessionSpec,
     SessionState,
 )
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.asgi import AsgiCall
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.http.asgi import AsgiCall
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
-from rollmill_capture.sessions import SessionTable
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.settings import CaptureSettings, Route, VersionSource
-from rollmill_capture.sink import NotAcknowledgedError
-from rollmill_capture.upstream import Upstream
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.client import Upstream
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 WAIT = 5.0

@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from rollmill_capture.engines import Reading
-from rollmill_capture.engines.asking import Capability, EngineKind, ask
-from rollmill_capture.engines.logprobs import as_ids
-from rollmill_capture.engines.oddities import oddities
-from rollmill_capture.engines.wires import CHAT, COMPLETIONS, GENERATE, RESPONSES, TOKENS, Wire
+from rollmill_capture.upstream.formats import Reading
+from rollmill_capture.upstream.formats.logprobs import as_ids
+from rollmill_capture.upstream.formats.parser_failures import oddities
+from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
+from rollmill_capture.upstream.formats.wire_format import CHAT, COMPLETIONS, GENERATE, RESPONSES, TOKENS, Wire
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, **choice: Any) -> dict[str, Any]:

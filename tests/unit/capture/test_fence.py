@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from rollmill.telemetry.metrics import Metrics
-from rollmill_capture.fence import SETTLED, Fence
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill_capture.http.idempotency import SETTLED, Fence
 
 PIECES = 50
 
@@ -66,7 +66,7 @@ async def test_a_stream_is_kept_as_one_piece_and_played_again_as_it_was() -> Non
 
 
 async def test_keys_of_failed_calls_are_bounded_too(monkeypatch: Any) -> None:
-    monkeypatch.setattr("rollmill_capture.fence.MOST_KEYS", 20)
+    monkeypatch.setattr("rollmill_capture.http.idempotency.MOST_KEYS", 20)
     fence = Fence(Metrics("capture"))
     for number in range(100):
         await asked(fence, failing, b"%d" % number)

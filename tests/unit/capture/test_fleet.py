@@ -8,20 +8,20 @@ from pydantic import ValidationError
 
 from rollmill.codec import Headers
 from rollmill.models import PauseMode, PolicyGate, PolicyVersion, SessionEntry, SessionSpec, SessionState
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.topics import SESSIONS, Topic
 from rollmill_capture.admission import Admission
-from rollmill_capture.board import Board
-from rollmill_capture.fleet import ALIVE_SECONDS, BURIAL_SECONDS, Fleet
-from rollmill_capture.gates import Gates
-from rollmill_capture.pause import Pauses
-from rollmill_capture.sessions import SessionTable
+from rollmill_capture.coordination.membership import ALIVE_SECONDS, BURIAL_SECONDS, Fleet
+from rollmill_capture.coordination.policy_pauses import Gates
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_retention import Sweeper
+from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.coordination.sessions_topic import Board
+from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.sink import NotAcknowledgedError
-from rollmill_capture.sweeper import Sweeper
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.policy_pause import Pauses
 
 WAIT = 5.0
 RETENTION = 100.0

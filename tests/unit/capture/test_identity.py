@@ -14,18 +14,18 @@ from pydantic import ValidationError
 
 from rollmill.errors import ConfigurationError
 from rollmill.models import CallStatus, CompletionRecord
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.asgi import AsgiCall
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.http.asgi import AsgiCall
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.auth import Keys, digest_of, presented_key
-from rollmill_capture.sessions import SessionTable
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream import Upstream
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.client import Upstream
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 REPLY = orjson.loads((WIRE / "vllm_chat_nonstream_token_ids.json").read_bytes())

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from rollmill_capture.lanes import LaneTransport
-from rollmill_capture.routes import Target
 from rollmill_capture.settings import CaptureSettings, Route
-from rollmill_capture.upstream import Upstream, make_client
+from rollmill_capture.upstream.client import Upstream, make_client
+from rollmill_capture.upstream.connection_pool import LaneTransport
+from rollmill_capture.upstream.model_routes import Target
 
 WAIT = 5.0
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"

@@ -5,16 +5,16 @@ from pathlib import Path
 import orjson
 import pytest
 
-from rollmill.claims import BlobReference, Claims, is_reference
 from rollmill.codec import decode
 from rollmill.models import CompletionRecord
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.claim_check import BlobReference, Claims, is_reference
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.recorder import Recorder
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.versions import Announced
 
 MIB = 2**20
 

@@ -12,21 +12,21 @@ import orjson
 import pytest
 
 from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionSpec, SessionState
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.asgi import AsgiCall
-from rollmill.testing.engine import END, ScriptedEngine, decode, encode, render
-from rollmill.testing.replay import Asked, Played, replay_server
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.http.asgi import AsgiCall
+from rollmill.testing.http.canned_server import Asked, Played, replay_server
+from rollmill.testing.http.scripted_engine import END, ScriptedEngine, decode, encode, render
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
-from rollmill_capture.engines.asking import EngineKind
-from rollmill_capture.sessions import SessionTable
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.settings import CaptureSettings, Route
-from rollmill_capture.sink import NotAcknowledgedError
-from rollmill_capture.upstream import Upstream, make_client
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.client import Upstream, make_client
+from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 WAIT = 5.0

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from rollmill_capture.places import Places, order_of
-from rollmill_capture.routes import RouteTable, Target
 from rollmill_capture.settings import CaptureSettings, Route
-from rollmill_capture.upstream import Upstream, UpstreamError
+from rollmill_capture.upstream.client import Upstream, UpstreamError
+from rollmill_capture.upstream.load_balancer import Places, order_of
+from rollmill_capture.upstream.model_routes import RouteTable, Target
 
 ENGINES = ("http://one", "http://two", "http://three")
 SESSIONS = [f"s{number}" for number in range(300)]

@@ -7,16 +7,16 @@ from functools import cached_property
 import orjson
 import pytest
 
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.engine import ScriptedEngine
-from rollmill.testing.replay import Asked, Played, replay_server
-from rollmill_capture.capabilities import Engines, weakest
-from rollmill_capture.engines.asking import Capability, EngineKind
-from rollmill_capture.engines.wires import CHAT
-from rollmill_capture.probe import Probe
-from rollmill_capture.routes import RouteTable, Target
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.http.canned_server import Asked, Played, replay_server
+from rollmill.testing.http.scripted_engine import ScriptedEngine
 from rollmill_capture.settings import CaptureSettings, Route
-from rollmill_capture.upstream import make_client
+from rollmill_capture.upstream.capabilities import Engines, weakest
+from rollmill_capture.upstream.client import make_client
+from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind
+from rollmill_capture.upstream.formats.wire_format import CHAT
+from rollmill_capture.upstream.model_routes import RouteTable, Target
+from rollmill_capture.upstream.probe import Probe
 
 WAIT = 5.0
 ONE = ScriptedEngine(("ok",))
@@ -129,7 +129,7 @@ async def test_every_replica_is_probed_and_a_route_is_asked_for_what_all_of_them
 
 
 async def test_a_replica_that_is_down_at_the_start_is_probed_when_it_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmill_capture.probe.PAUSES", (0.01,))
+    monkeypatch.setattr("rollmill_capture.upstream.probe.PAUSES", (0.01,))
     up = asyncio.Event()
 
     def loading(asked: Asked) -> Played:
@@ -171,7 +171,7 @@ class Told(Engines):
 async def test_an_engine_in_the_place_of_another_is_probed_when_its_replies_speak_against_what_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rollmill_capture.probe.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("rollmill_capture.upstream.probe.AGAIN_SECONDS", 0.0)
     behind = [ScriptedEngine(("ok",), owner="vllm")]
 
     def answer(asked: Asked) -> Played:

@@ -9,16 +9,24 @@ import pytest
 from rollmill.codec import decode, encode
 from rollmill.models import CallKind, CallStatus, CompletionEvent, CompletionRecord, PolicyVersion
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.apis.chat import ChatApi
-from rollmill_capture.apis.generate import GenerateApi
-from rollmill_capture.apis.memory import Memory
-from rollmill_capture.engines import ReadChoice, Reading
-from rollmill_capture.engines.logprobs import as_ids
-from rollmill_capture.records import Call, Ending, completion_record, fitting_bytes, room_for, sampling_of, skeleton
-from rollmill_capture.routes import Target
-from rollmill_capture.served import serve
+from rollmill_capture.apis.history_cache import Memory
+from rollmill_capture.apis.openai_chat import ChatApi
+from rollmill_capture.apis.token_routes import GenerateApi
+from rollmill_capture.coordination.policy_versions import read_stamp, version_span
+from rollmill_capture.proxy.completion_record import (
+    Call,
+    Ending,
+    completion_record,
+    fitting_bytes,
+    room_for,
+    sampling_of,
+    skeleton,
+)
+from rollmill_capture.proxy.upstream_request import serve
 from rollmill_capture.settings import Route, VersionSource
-from rollmill_capture.versions import read_stamp, version_span
+from rollmill_capture.upstream.formats import ReadChoice, Reading
+from rollmill_capture.upstream.formats.logprobs import as_ids
+from rollmill_capture.upstream.model_routes import Target
 
 TOKENS = 500
 

@@ -2,10 +2,10 @@
 
 import orjson
 
-from rollmill_capture.apis.same import DONE, Wants, same
-from rollmill_capture.engines.wires import CHAT
-from rollmill_capture.relay import Relay
-from rollmill_capture.replies import OPENAI
+from rollmill_capture.apis.passthrough_reply import DONE, Wants, same
+from rollmill_capture.errors import OPENAI
+from rollmill_capture.proxy.stream_relay import Relay
+from rollmill_capture.upstream.formats.wire_format import CHAT
 
 NOTHING = Wants(ids=False, logprobs=False, usage=False)
 ALL = Wants(ids=True, logprobs=True, usage=True)

@@ -8,20 +8,20 @@ import orjson
 import pytest
 
 from rollmill.models import CompletionRecord, PauseMode, SessionEntry, SessionSpec, SessionState
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.asgi import AsgiCall
-from rollmill.testing.engine import decode, encode
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.http.asgi import AsgiCall
+from rollmill.testing.http.scripted_engine import decode, encode
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import Parts, assemble
-from rollmill_capture.pause import Pauses
-from rollmill_capture.retelling import CannotContinueError, Retelling, Said, read_text
-from rollmill_capture.sessions import SessionTable
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.proxy.reasoning_parser import CannotContinueError, Retelling, Said, read_text
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream import Upstream
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.client import Upstream
+from rollmill_capture.upstream.policy_pause import Pauses
 
 WAIT = 5.0
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a":  1}}\n</tool_call>'

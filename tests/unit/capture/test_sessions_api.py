@@ -10,19 +10,19 @@ from starlette.applications import Starlette
 
 from rollmill.errors import InvalidInputError
 from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionSpec, SessionState, SessionStatus
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.asgi import AsgiCall
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.http.asgi import AsgiCall
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import Parts, assemble
 from rollmill_capture.auth import digest_of
-from rollmill_capture.opening import read_closing
-from rollmill_capture.sessions import InFlight, SessionTable
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_table import InFlight, SessionTable
+from rollmill_capture.event_log.event_writer import NotAcknowledgedError
+from rollmill_capture.http.session_requests import read_closing
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.sink import NotAcknowledgedError
-from rollmill_capture.upstream import Upstream
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.client import Upstream
 
 WAIT = 5.0
 SPEC = {"task_id": "t1", "group_id": "g1", "group_size": 8, "evaluators": [{"strategy": "known"}]}

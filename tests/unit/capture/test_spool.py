@@ -12,14 +12,14 @@ import structlog
 
 from rollmill.codec import Headers
 from rollmill.errors import BackpressureError, ConfigurationError
-from rollmill.telemetry.metrics import Metrics
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import opened_spool
-from rollmill_capture.log import NotAcknowledgedError, RefusedRecordError
+from rollmill_capture.event_log.event_writer import LogSink
+from rollmill_capture.event_log.producer import NotAcknowledgedError, RefusedRecordError
+from rollmill_capture.event_log.spool import NoRoomError, Spool, open_spool
+from rollmill_capture.event_log.spool_store import Spooled, open_spool_file
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.sink import LogSink
-from rollmill_capture.spool import NoRoomError, Spool, open_spool
-from rollmill_capture.spool_file import Spooled, open_spool_file
 
 WAIT = 5.0
 
@@ -77,7 +77,7 @@ async def spooling(path: Path, log: Log, limit: int = 1000) -> AsyncIterator[tup
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmill_capture.sink.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("rollmill_capture.event_log.event_writer.RETRY_SECONDS", 0.01)
 
 
 async def test_without_kafka_records_are_acknowledged_by_the_disk_and_sent_in_order_later(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import orjson
 import pytest
 
 from rollmill.errors import InvalidInputError
-from rollmill_capture.apis import gemini_request, messages_request, responses_request
-from rollmill_capture.apis.memory import INVALID, Memory, SessionMemory, as_object
-from rollmill_capture.apis.reply import ReplySoFar, replayed
+from rollmill_capture.apis import anthropic_request, gemini_request, openai_responses_request
+from rollmill_capture.apis.chat_reply import ReplySoFar, replayed
+from rollmill_capture.apis.history_cache import INVALID, Memory, SessionMemory, as_object
 
 PNG = "iVBORw0KGgo="
 
@@ -19,11 +19,11 @@ def memory() -> SessionMemory:
 
 
 def messages(**body: Any) -> dict[str, Any]:
-    return messages_request.chat_fields({"max_tokens": 9, "messages": [], **body}, memory())[0]
+    return anthropic_request.chat_fields({"max_tokens": 9, "messages": [], **body}, memory())[0]
 
 
 def responses(**body: Any) -> dict[str, Any]:
-    return responses_request.chat_fields({"input": "hi", **body}, memory())[0]
+    return openai_responses_request.chat_fields({"input": "hi", **body}, memory())[0]
 
 
 def gemini(**body: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_messages_tool_choice(choice: dict[str, Any], told: Any) -> None:
 
 def test_messages_sampling_and_the_engines_own_fields_pass() -> None:
     body = {"temperature": 0.5, "top_k": 3, "stop_sequences": ["END"], "thinking": {"type": "disabled"}, "min_p": 0.1}
-    fields, ignored = messages_request.chat_fields({"messages": [], "metadata": {"user_id": "u"}, **body}, memory())
+    fields, ignored = anthropic_request.chat_fields({"messages": [], "metadata": {"user_id": "u"}, **body}, memory())
     assert fields == {
         "temperature": 0.5,
         "top_k": 3,

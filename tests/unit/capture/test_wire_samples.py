@@ -25,23 +25,23 @@ from rollmill.models import (
     SessionSpec,
     SessionState,
 )
-from rollmill.telemetry.clock import ManualClock
-from rollmill.telemetry.metrics import Metrics
-from rollmill.testing.asgi import AsgiCall
-from rollmill.testing.replay import Asked, Played, replay_server
-from rollmill.testing.sink import MemorySink
+from rollmill.runtime.telemetry.clock import ManualClock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.testing.http.asgi import AsgiCall
+from rollmill.testing.http.canned_server import Asked, Played, replay_server
+from rollmill.testing.memory_event_writer import MemorySink
 from rollmill.testing.tables import CaughtUp
-from rollmill_capture.apis.same import Same
+from rollmill_capture.apis.passthrough_reply import Same
 from rollmill_capture.app import Parts, assemble
-from rollmill_capture.engines import ReadChoice, Reading
-from rollmill_capture.engines.chat import error_of
-from rollmill_capture.engines.logprobs import as_ids
-from rollmill_capture.engines.wires import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, TOKENS, Wire
-from rollmill_capture.relay import Relay
-from rollmill_capture.sessions import SessionTable
+from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.proxy.stream_relay import Relay
 from rollmill_capture.settings import CaptureSettings, Route
-from rollmill_capture.upstream import Upstream, make_client
-from rollmill_capture.versions import Announced
+from rollmill_capture.upstream.client import Upstream, make_client
+from rollmill_capture.upstream.formats import ReadChoice, Reading
+from rollmill_capture.upstream.formats.chat import error_of
+from rollmill_capture.upstream.formats.logprobs import as_ids
+from rollmill_capture.upstream.formats.wire_format import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, TOKENS, Wire
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 TABLE: dict[str, dict[str, Any]] = json.loads((WIRE / "expected.json").read_text())

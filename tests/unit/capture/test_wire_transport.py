@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollmill_capture.wire import HIGH_WATER, BrokenAnswerError, WireTransport
+from rollmill_capture.upstream.http_transport import HIGH_WATER, BrokenAnswerError, WireTransport
 
 WAIT = 5.0
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]

@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 from rollmill.errors import InvalidInputError
-from rollmill_capture.apis.answer import Ask
+from rollmill_capture.apis.api import Ask
+from rollmill_capture.apis.chat_reply import Piece, ReplySoFar, replayed
 from rollmill_capture.apis.gemini_request import chat_fields
-from rollmill_capture.apis.memory import SessionMemory, as_object
-from rollmill_capture.apis.reply import Piece, ReplySoFar, replayed
-from rollmill_capture.engines.wires import CHAT
-from rollmill_capture.replies import Shape
+from rollmill_capture.apis.history_cache import SessionMemory, as_object
+from rollmill_capture.errors import Shape
 from rollmill_capture.sse import ServerEvent
+from rollmill_capture.upstream.formats.wire_format import CHAT
 
 FINISH = {
     "stop": "STOP",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollmill.errors import InvalidInputError
+from rollmill_capture.apis.chat_reply import assistant_message
 from rollmill_capture.apis.content import (
     Part,
     content_of,
@@ -19,8 +20,7 @@ from rollmill_capture.apis.content import (
     text_part,
     with_system,
 )
-from rollmill_capture.apis.memory import SessionMemory, json_text
-from rollmill_capture.apis.reply import assistant_message
+from rollmill_capture.apis.history_cache import SessionMemory, json_text
 
 IGNORED = ("safetySettings", "labels", "cachedContent")
 SAMPLING = {

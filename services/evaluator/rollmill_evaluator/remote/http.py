@@ -11,8 +11,8 @@ from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext
 from rollmill.strategies.services import ResourceClass
-from rollmill_evaluator.remote.account import Part, account
-from rollmill_evaluator.remote.asking import INVALID_ANSWER, Address, Question
+from rollmill_evaluator.remote.http_request import INVALID_ANSWER, Address, Question
+from rollmill_evaluator.remote.request_payload import Part, account
 
 SESSION = "x-rollmill-session"
 

@@ -10,8 +10,8 @@ import orjson
 from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass
-from rollmill_evaluator.remote.asking import Question
-from rollmill_evaluator.remote.judging import JudgeConfig, Opinion, UnreadableError, opinion, request
+from rollmill_evaluator.remote.http_request import Question
+from rollmill_evaluator.remote.judge_prompt import JudgeConfig, Opinion, UnreadableError, opinion, request
 
 UNREADABLE = "judge_unreadable"
 NEVER_TRAINED = {"x-rollmill-call": "aux"}

@@ -21,8 +21,8 @@ from rollmill.errors import InfrastructureError, InvalidInputError
 from rollmill.strategies.sandbox import SANDBOX_FAILED, WORK, Ending, Job, JobLimits, JobOutcome, Step
 from rollmill_evaluator.sandbox import seccomp
 from rollmill_evaluator.sandbox.cgroups import ControlGroups
-from rollmill_evaluator.sandbox.outcomes import outcome_of
-from rollmill_evaluator.sandbox.running import Command, run
+from rollmill_evaluator.sandbox.job_result import outcome_of
+from rollmill_evaluator.sandbox.process import Command, run
 from rollmill_evaluator.sandbox.script import SCRIPT, bounds_of, script
 from rollmill_evaluator.sandbox.usage import Watch
 

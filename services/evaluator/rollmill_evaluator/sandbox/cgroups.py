@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollmill.strategies.sandbox import JobLimits
-from rollmill_evaluator.sandbox.running import Command
+from rollmill_evaluator.sandbox.process import Command
 
 CONTROLLERS = {"memory", "pids"}
 OWN_PROCESSES = 8

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from rollmill.errors import InfrastructureError, InvalidInputError
 from rollmill.strategies.sandbox import SANDBOX_FAILED, WORK, Job, JobLimits, JobOutcome
-from rollmill_evaluator.sandbox.outcomes import outcome_of
-from rollmill_evaluator.sandbox.running import Command, run
+from rollmill_evaluator.sandbox.job_result import outcome_of
+from rollmill_evaluator.sandbox.process import Command, run
 from rollmill_evaluator.sandbox.script import SCRIPT, bounds_of, script
 
 ENGINE_SECONDS = 60

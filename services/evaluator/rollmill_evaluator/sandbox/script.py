@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rollmill.strategies.sandbox import Job, StepResult
-from rollmill_evaluator.sandbox.running import Bounds
+from rollmill_evaluator.sandbox.process import Bounds
 
 SCRIPT = "/.job"
 """Where a sandbox has the script: a file, since one argument of a command holds at most 128 KiB."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
-from rollmill.claims import Claims
 from rollmill.cli.inspect.lines import Read
 from rollmill.errors import InvalidInputError, PoisonRecordError
-from rollmill.kafka.clients import KafkaClients
 from rollmill.models import CompletionEvent, Trajectory
+from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BUILT, COMPLETIONS, Topic, partition_of
 

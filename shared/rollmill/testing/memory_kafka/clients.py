@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollmill.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.testing.memory_kafka.broker import MemoryBroker
 from rollmill.testing.memory_kafka.consumer import MemoryConsumer
-from rollmill.testing.memory_kafka.line import Line
+from rollmill.testing.memory_kafka.network_link import Line
 from rollmill.testing.memory_kafka.producer import MemoryProducer
 
 

@@ -9,8 +9,8 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
 from rollmill.testing.memory_kafka.broker import MemoryBroker
-from rollmill.testing.memory_kafka.line import Line
 from rollmill.testing.memory_kafka.log import Entry
+from rollmill.testing.memory_kafka.network_link import Line
 
 Found = dict[TopicPartition, list[ConsumerRecord]]
 

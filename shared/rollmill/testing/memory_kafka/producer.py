@@ -14,8 +14,8 @@ from aiokafka.structs import RecordMetadata
 
 from rollmill.codec import Headers
 from rollmill.testing.memory_kafka.broker import MemoryBroker
-from rollmill.testing.memory_kafka.line import Line
 from rollmill.testing.memory_kafka.log import Fate
+from rollmill.testing.memory_kafka.network_link import Line
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""What a run has decided beforehand: the constants of every cut."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollmill.strategies import BaseAdvantage
+from rollmill_batcher.groups.eligibility import Gate, Treatments
+from rollmill_batcher.groups.group_scoring import Scoring
+from rollmill_batcher.groups.staleness import PolicyClock, Staleness
+from rollmill_batcher.steps.group_ordering import StepOrder
+from rollmill_batcher.steps.loss_weights import LossWeighting
+from rollmill_batcher.steps.packing import Size
+
+MICRO_BATCH_BYTES = 6 * 2**20
+HEADER_BYTES = 2**20
+"""Together with escaping and names they stay below the 8 MiB of a record (RULES C1)."""
+
+
+@dataclass(frozen=True)
+class GroupRules:
+    """When a group is ready. ``deadline_seconds`` counts from the end of its first member."""
+
+    min_k: int = 2
+    deadline_seconds: float = 7200.0
+    close_before_stale: bool = False
+    drop_zero_variance: bool = False
+    late_window_seconds: float = 21600.0
+
+
+class Credit(StrEnum):
+    """Whose reward makes an advantage: one for all traces of a rollout, or each trace's own."""
+
+    ROLLOUT = "rollout"
+    TRACE = "trace"
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How rewards become the numbers of a loss. ``constant`` is the length of `LossWeighting.CONSTANT`."""
+
+    name: str
+    advantage: BaseAdvantage
+    weighting: LossWeighting = LossWeighting.TOKEN_MEAN
+    constant: float = 1024.0
+    credit: Credit = Credit.ROLLOUT
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Everything a cut needs beside the state."""
+
+    run: str
+    policy: str
+    learning: Learning
+    groups: GroupRules = GroupRules()
+    scoring: Scoring | None = None
+    """None: rollouts have the rewards of their evaluators."""
+    staleness: Staleness = field(default_factory=Staleness)
+    treatments: Treatments = field(default_factory=Treatments)
+    groups_per_step: int = 8
+    tokens_per_step: int | None = None
+    """Instead of a number of groups: as many as have no more tokens together, at least one."""
+    order: StepOrder = StepOrder.FIFO
+    filtered_log_probs: bool = False
+    steps_ahead: int = 1
+    world_size: int = 1
+    placement: int = 0
+    """See `BatchHeader.placement`."""
+    most_ranks: int = 2**31
+    """Partitions of ``batches``."""
+    returnable_steps: int = 0
+    """Acknowledged steps whose groups are kept, so that these, too, can be laid out for other ranks."""
+    micro_batch: Size = field(default_factory=lambda: Size(16384, MICRO_BATCH_BYTES))
+    """Budget of one micro-batch: tokens, and bytes of its tensors."""
+    header_bytes: int = HEADER_BYTES
+    """Room for a step's table in every record's header; a step with more takes fewer groups."""
+    flush_seconds: float | None = None
+    seed: int = 0
+
+    def gate(self, clock: PolicyClock) -> Gate:
+        size = self.micro_batch
+        return Gate(self.treatments, self.staleness, clock, size.tokens, size.nbytes, self.filtered_log_probs)
+
+    def seed_of(self, step: int) -> int:
+        """Of one step's randomness: a function of run, seed and step (RULES E3)."""
+        return int.from_bytes(_digest(f"{self.run}/{self.seed}/{step}", 6), "big")
+
+    def batch_id(self, step: int, sequence: int) -> str:
+        return _digest(f"{self.run}/{step}/{sequence}", 12).hex()
+
+
+def _digest(text: str, size: int) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()

@@ -1,0 +1,192 @@
+"""Which members count in a group's statistics, which of their traces train, and why the others do not (RULES A2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from rollmill.models import Trace, TraceTurn, Trajectory, TrajectoryStatus, Unit
+from rollmill_batcher.groups.stale_masking import Masked, masked
+from rollmill_batcher.groups.staleness import PolicyClock, Staleness
+from rollmill_batcher.steps.tensors import record_bytes
+
+MASKED = "masked"
+NO_CONTEXT = "no_context"
+TRACE_NOT_GRADED = "trace_not_graded"
+TRUNCATED = "truncated"
+TOO_LARGE = "too_large"
+STALE = "stale"
+RAW_LOG_PROBS = "raw_log_probs"
+FILTERED_LOG_PROBS = "filtered_log_probs"
+NO_TRACES = "no_traces"
+UNGRADED = "ungraded"
+
+
+class Treatment(StrEnum):
+    """``train``: counts and trains; ``count``: only counts; ``exclude``: neither."""
+
+    TRAIN = "train"
+    COUNT = "count"
+    EXCLUDE = "exclude"
+
+
+@dataclass(frozen=True)
+class Treatments:
+    """The one table of defaults. Whatever is chosen, a member without a reward neither counts nor trains."""
+
+    error: Treatment = Treatment.COUNT
+    """The agent broke down, and the session was graded all the same."""
+    timeout: Treatment = Treatment.COUNT
+    """The session met its deadline, and what there was is graded."""
+    truncated: Treatment = Treatment.TRAIN
+    """A trace's last reply met the length limit: it has its reward, and learns from it."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """All limits that a trace has to pass at a cut. ``nbytes``: of one trace in a batch record."""
+
+    treatments: Treatments
+    staleness: Staleness
+    clock: PolicyClock
+    tokens: int
+    nbytes: int
+    filtered_log_probs: bool = False
+    """True: replies sampled with top_p below 1 train, although a trainer's log-probs are not filtered."""
+
+    def without_staleness(self) -> Gate:
+        return replace(self, staleness=Staleness())
+
+
+@dataclass(frozen=True)
+class TraceVerdict:
+    """``reason`` None: the trace trains."""
+
+    index: int
+    trace: Trace
+    """As it trains: with mask 0 at the tokens of ``stale``."""
+    reason: str | None
+    stale: tuple[Unit, ...] = ()
+    """Left out because of their age while the rest of the trace trains."""
+    age: float = 0.0
+    """By the basis of the staleness rule, over what trains."""
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """What the verdict is about: of a trace that trains, what trains."""
+        units = self.trace.units()
+        return tuple(unit for unit in units if unit not in self.stale) if self.stale else units
+
+
+@dataclass(frozen=True)
+class MemberVerdict:
+    """``counts``: in the group's statistics, with ``reward``, which is None where nothing graded the rollout."""
+
+    member: Trajectory
+    counts: bool
+    reward: float | None
+    traces: tuple[TraceVerdict, ...]
+
+    @property
+    def trained(self) -> tuple[TraceVerdict, ...]:
+        return tuple(verdict for verdict in self.traces if verdict.reason is None)
+
+    @property
+    def failure(self) -> str | None:
+        """Why it does not count: no grade, which is a failure of the infrastructure, or nothing to count.
+
+        None for a policy that failed: a wrong answer, a crash or a timeout that was graded counts.
+        """
+        if self.counts:
+            return None
+        if self.reward is None:
+            return f"{UNGRADED}:{self.member.ungraded_reason or 'unknown'}"
+        return self.traces[0].reason if self.traces else NO_TRACES
+
+
+def counts(member: Trajectory, treatments: Treatments) -> bool:
+    """Graded, with at least one trace, and not excluded by the table."""
+    if member.outcome_reward is None or not member.traces:
+        return False
+    treatment = _treatment(member, treatments)
+    cut_short = treatments.truncated is Treatment.EXCLUDE and any(map(_is_truncated, member.traces))
+    return treatment is not Treatment.EXCLUDE and not cut_short
+
+
+def judge(member: Trajectory, gate: Gate) -> MemberVerdict:
+    counted = counts(member, gate.treatments)
+    whole = _member_reason(member, gate.treatments) or (None if counted else TRUNCATED)
+    traces = tuple(_verdict(index, trace, whole, gate) for index, trace in enumerate(member.traces))
+    return MemberVerdict(member, counted, member.outcome_reward, traces)
+
+
+def _verdict(index: int, trace: Trace, whole: str | None, gate: Gate) -> TraceVerdict:
+    reason = whole or _trace_reason(trace, gate)
+    if reason is not None:
+        return TraceVerdict(index, trace, reason)
+    kept = _inside_the_limit(trace, gate)
+    if not kept.trace.trained_tokens:
+        return TraceVerdict(index, trace, STALE)
+    age = gate.clock.age_of(kept.trace, gate.staleness.basis)
+    return TraceVerdict(index, kept.trace, None, kept.stale, age)
+
+
+def _inside_the_limit(trace: Trace, gate: Gate) -> Masked:
+    limit = gate.staleness.limit
+    if not gate.staleness.masks or limit is None:
+        return Masked(trace, trace.units(), ())
+    return masked(trace, lambda version: gate.clock.age(version) > limit)
+
+
+def _treatment(member: Trajectory, treatments: Treatments) -> Treatment:
+    by_status = {TrajectoryStatus.ERROR: treatments.error, TrajectoryStatus.TIMEOUT: treatments.timeout}
+    return by_status.get(member.status, Treatment.TRAIN)
+
+
+def _member_reason(member: Trajectory, treatments: Treatments) -> str | None:
+    """Why no trace of the member trains, whatever the trace."""
+    if member.status is TrajectoryStatus.ERROR and treatments.error is not Treatment.TRAIN:
+        return "error"
+    if member.outcome_reward is None:
+        return f"{UNGRADED}:{member.ungraded_reason or 'unknown'}"
+    if member.status is TrajectoryStatus.TIMEOUT and treatments.timeout is not Treatment.TRAIN:
+        return "timeout"
+    return None
+
+
+def _trace_reason(trace: Trace, gate: Gate) -> str | None:
+    return next(_trace_reasons(trace, gate), None)
+
+
+def _trace_reasons(trace: Trace, gate: Gate) -> Iterator[str]:
+    if not trace.trained_tokens:
+        yield MASKED
+    if not len(trace.prompt_ids) and trace.loss_mask[:1].any():
+        yield NO_CONTEXT  # a first token is predicted from nothing
+    if trace.reward is None:
+        yield TRACE_NOT_GRADED
+    if _is_truncated(trace) and gate.treatments.truncated is not Treatment.TRAIN:
+        yield TRUNCATED
+    if len(trace.prompt_ids) + len(trace.response_ids) > gate.tokens or record_bytes(trace) > gate.nbytes:
+        yield TOO_LARGE
+    yield from _log_prob_reasons(trace, gate)
+    if gate.staleness.drops(gate.clock.age_of(trace, gate.staleness.basis)):
+        yield STALE
+
+
+def _log_prob_reasons(trace: Trace, gate: Gate) -> Iterator[str]:
+    """Log-probs that a trainer cannot reproduce: taken before the temperature, or after a filter of tokens."""
+    trained = [turn for turn in trace.turns if turn.trained]
+    if any(turn.logprobs_mode == "raw" and turn.temperature not in (None, 1.0) for turn in trained):
+        yield RAW_LOG_PROBS
+    if not gate.filtered_log_probs and any(map(_is_filtered, trained)):
+        yield FILTERED_LOG_PROBS
+
+
+def _is_filtered(turn: TraceTurn) -> bool:
+    return turn.logprobs_mode == "processed" and turn.top_p is not None and turn.top_p < 1.0
+
+
+def _is_truncated(trace: Trace) -> bool:
+    return trace.finish_reason == "length"

@@ -1,0 +1,54 @@
+"""Rewards by a group scorer: every rollout graded against the others, when its group is judged (RULES A6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollmill.errors import ConfigurationError
+from rollmill.models import Trajectory
+from rollmill.strategies import BaseGroupScorer
+from rollmill_batcher.groups.group import Group
+
+NOT_SCORED = "group_scorer"
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The scorer of a run, by the name it was asked for."""
+
+    name: str
+    scorer: BaseGroupScorer
+
+    def of(self, group: Group) -> tuple[Trajectory, ...]:
+        """The group's current members with the scorer's rewards in place of those of their evaluators.
+
+        Raises ConfigurationError where the scorer fails, or does not give a finite number or None for each.
+        """
+        members = group.current
+        rewards = self._rewards(group, [member for member in members if member.traces])
+        return tuple(rewarded(member, rewards.get(member.session_id)) for member in members)
+
+    def _rewards(self, group: Group, members: Sequence[Trajectory]) -> dict[str, float | None]:
+        try:
+            found = [None if reward is None else float(reward) for reward in self.scorer.score(members)]
+        except Exception as error:  # somebody else's code can raise anything
+            raise ConfigurationError(f"group scorer {self.name!r} failed at {group.group_id!r}: {error!r}") from error
+        if len(found) != len(members) or not all(reward is None or math.isfinite(reward) for reward in found):
+            raise ConfigurationError(
+                f"group scorer {self.name!r} gave {found} for the {len(members)} members of {group.group_id!r}"
+            )
+        return dict(zip((member.session_id for member in members), found, strict=True))
+
+
+def rewarded(member: Trajectory, reward: float | None) -> Trajectory:
+    """All traces of a rollout share its reward, and have no other, not at single tokens either; None is not graded."""
+    only = {"reward": reward, "token_rewards": None}
+    return member.model_copy(
+        update={
+            "evaluation": None if reward is None else {"outcome_reward": reward},
+            "ungraded_reason": NOT_SCORED if reward is None else None,
+            "traces": tuple(trace.model_copy(update=only) for trace in member.traces),
+        }
+    )

@@ -1,0 +1,118 @@
+"""``prefix_merging``: calls that continue each other become one trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from rollmill.models import Trace, Trajectory
+from rollmill.strategies import trajectory_of
+from rollmill.strategies.decoding import decoder
+from rollmill_builder.merging.branches import Branch, CallTree, Siblings
+from rollmill_builder.merging.closed_session import CallBuilder, EndedSession
+from rollmill_builder.merging.options import check_choice, check_count
+from rollmill_builder.merging.parent_search import CallIndex
+from rollmill_builder.merging.reply_alignment import DriftRules, EndOfTurn, OnDrift, OnScaffold
+from rollmill_builder.merging.sampled_calls import Call, SortedReplies, by_reason, sorted_replies
+from rollmill_builder.merging.trace_assembly import trace_of
+from rollmill_builder.merging.trace_limits import OverLong, TraceLimit
+from rollmill_builder.sessions.finalize import no_completions
+
+
+class PrefixMergingBuilder(CallBuilder):
+    """Merges calls by token prefix into traces; sampled ids are kept raw, and each is trained exactly once.
+
+    ``end_of_turn_token_id``: needed only to repair drift where the records do not show it. ``on_drift``: what to do
+    where the next prompt holds a reply in another tokenisation and the reply is the same: ``repair`` keeps the
+    sampled ids and drops the copy, ``fork`` starts a new trace, ``fork_over_n`` does so above ``drift_tokens`` sampled
+    tokens (RULES A10). ``tokenizer``: a tokenizer file, or ``module:callable``, that decides whether a copy is the same
+    reply; without one the messages of the next request do. ``on_scaffold``: what to do where the next prompt lacks the
+    end of a generation prompt (an empty thinking block): ``fork`` starts a new trace, ``merge`` keeps those tokens in
+    front of the reply, where the next reply did not see them. ``siblings``: other replies to the same prompt that
+    nothing went on from (retries, best of n) are traces of their own (``keep``) or excluded(``sibling``)
+    (``exclude``). ``max_trace_tokens``, ``over_long``: see `rollmill_builder.merging.trace_limits.TraceLimit`.
+    """
+
+    def __init__(
+        self,
+        end_of_turn_token_id: int | None = None,
+        on_drift: OnDrift = "repair",
+        drift_tokens: int = 16,
+        siblings: Siblings = "keep",
+        tokenizer: str | None = None,
+        on_scaffold: OnScaffold = "fork",
+        max_trace_tokens: int | None = None,
+        over_long: OverLong = "cut",
+    ) -> None:
+        check_choice("on_drift", on_drift, get_args(OnDrift))
+        check_choice("on_scaffold", on_scaffold, get_args(OnScaffold))
+        check_choice("siblings", siblings, get_args(Siblings))
+        check_count("drift_tokens", drift_tokens)
+        if end_of_turn_token_id is not None:
+            check_count("end_of_turn_token_id", end_of_turn_token_id)
+        decode = None if tokenizer is None else decoder(tokenizer)
+        self._end_of_turn, self._siblings = end_of_turn_token_id, siblings
+        self._rules = DriftRules(on_drift, drift_tokens, on_scaffold, decode)
+        self._limit = TraceLimit.checked(max_trace_tokens, over_long)
+
+    def build_calls(self, ended: EndedSession) -> Trajectory:
+        if not len(ended.log):
+            return no_completions(ended.session, "prefix_merging")
+        replies = sorted_replies(ended)
+        branches, unused = self._branches(ended, replies.calls)
+        branches, over_long = self._limit.apply(branches)
+        left_out = [("sibling", call) for call in unused] + [("over_long", call) for call in over_long]
+        return merged(ended, replies, branches, left_out, "prefix_merging")
+
+    def _branches(self, ended: EndedSession, calls: Sequence[Call]) -> tuple[tuple[Branch, ...], list[Call]]:
+        """The branches, and the calls that are left out of them."""
+        tree = self._tree(ended, calls, calls)
+        if self._siblings == "keep":
+            return tree.branches(), []
+        unused = tree.unused_siblings()
+        kept = [call for call in calls if call.order not in unused]
+        return self._tree(ended, kept, calls).branches(), [call for call in calls if call.order in unused]
+
+    def _tree(self, ended: EndedSession, calls: Sequence[Call], evidence: Sequence[Call]) -> CallTree:
+        end_of_turn = EndOfTurn(self._end_of_turn, evidence)
+        return CallTree(calls, CallIndex(ended.content.ids.trie, calls, end_of_turn, self._rules))
+
+
+def merged(
+    ended: EndedSession,
+    replies: SortedReplies,
+    branches: Sequence[Branch],
+    left_out: Sequence[tuple[str, Call]],
+    builder: str,
+) -> Trajectory:
+    """The trajectory of these branches. ``left_out``: replies that a rule of the configuration left out, and why."""
+    traces = traces_of(branches)
+    untrained = [(call.untrained, call.units()) for branch in branches for call in branch.calls if call.untrained]
+    excluded = [*replies.excluded, *untrained, *((reason, call.units()) for reason, call in left_out)]
+    reasons = [*replies.reasons, *(reason for reason, _ in left_out)]
+    metadata = {"builder": builder, "records": len(ended.log), **statistics(traces, reasons)}
+    return trajectory_of(ended.session, traces, excluded=by_reason(excluded), metadata=metadata)
+
+
+def traces_of(branches: Sequence[Branch]) -> tuple[Trace, ...]:
+    names = [branch.name for branch in branches]
+    branch_of = {call.name: name for branch, name in zip(branches, names, strict=True) for call in branch.calls}
+    return tuple(trace_of(branch, branch_of) for branch in branches)
+
+
+def statistics(traces: Sequence[Trace], left_out: Sequence[str]) -> dict[str, Any]:
+    """Counts of a session.
+
+    ``replies`` in traces; ``merge_ratio``: traces by replies, 1.0 where nothing merged; ``breaks`` by reason;
+    ``drift``: repairs; ``left_out``: replies in no trace by reason, those without a token among them.
+    """
+    replies = sum(len(trace.turns) for trace in traces)
+    breaks = Counter(str(trace.metadata["break_reason"]) for trace in traces if trace.metadata["break_reason"])
+    return {
+        "replies": replies,
+        "merge_ratio": len(traces) / replies if replies else None,
+        "breaks": dict(sorted(breaks.items())),
+        "drift": sum(int(trace.metadata["drift"]) for trace in traces),
+        "left_out": dict(sorted(Counter(left_out).items())),
+    }

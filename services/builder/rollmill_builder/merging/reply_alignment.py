@@ -1,0 +1,255 @@
+"""Where a parent's reply ends inside a child's prompt, and whether what stands there is that reply.
+
+The exact case needs no thought: the prompt goes on with the very ids that were sampled. Else the template's copy of
+the reply was tokenised anew ("drift"). The copy reaches to the end-of-turn token; it counts as the same reply only if
+no token was purely added or removed, and if a configured tokenizer decodes both to one text, or, without one, if the
+child's messages carry the reply unchanged. In all other cases the child starts a trace of its own, because a splice
+would put sampled tokens into a context that the policy never saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rollmill.strategies.decoding import Decode
+from rollmill_builder.merging.sampled_calls import Call, Ids
+from rollmill_builder.storage.chat_messages import Message, ends_with_text, reasoning_of, reply_change
+
+OnDrift = Literal["repair", "fork", "fork_over_n"]
+OnScaffold = Literal["fork", "merge"]
+
+ENDED = frozenset({"stop", "tool_calls", "function_call"})
+"""Finish reasons of a reply that the policy ended itself, by its end-of-turn token."""
+
+GENERATION_PROMPT = 8
+"""Tokens at the end of a prompt in which the opening of a turn, and what a template puts behind it, are looked for."""
+
+REASONING_OPENING = 2
+"""Tokens in which the openings of a thought and of an answer may agree."""
+
+
+class Splice(NamedTuple):
+    """The child goes on after its parent's reply: from ``resume`` on, its prompt is context that follows the reply."""
+
+    resume: int
+    drift: int = 0
+    """Sampled tokens that the prompt holds in another tokenisation; 0: the ids are the same."""
+    scaffold: int = 0
+    """Tokens at the end of the parent's prompt that the child's prompt does not hold any more."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the child's prompt is what its trace holds in front of its reply, token by token."""
+        return not self.drift and not self.scaffold
+
+
+@dataclass(frozen=True)
+class Break:
+    """The child does not go on: a reason code, and the first prompt position that differs."""
+
+    reason: str
+    at: int
+    call: Call | None = None
+    """The call that it does not go on from."""
+
+
+@dataclass(frozen=True)
+class DriftRules:
+    """What to do about a re-tokenised copy (RULES A10), and about a generation prompt that went."""
+
+    on_drift: OnDrift = "repair"
+    most: int = 0
+    """With ``fork_over_n``: more sampled tokens than this in another tokenisation start a new trace."""
+    on_scaffold: OnScaffold = "fork"
+    decode: Decode | None = None
+
+
+class EndOfTurn:
+    """The token that ends a turn: configured, or taken from the replies of the session, never guessed.
+
+    A reply is evidence if the policy ended it (`ENDED`) and no stop string did: then its last id, or the id that the
+    engine names as stop reason. All evidence for one finish reason has to agree.
+    """
+
+    def __init__(self, configured: int | None, calls: Iterable[Call]) -> None:
+        self._configured = configured
+        self._seen: dict[tuple[str | None, str], set[int]] = {}
+        for call in calls:
+            if ended_by_token(call):
+                self._seen.setdefault((call.record.fingerprint, str(call.choice.finish_reason)), set()).add(_last(call))
+
+    def of(self, call: Call) -> int | None:
+        """The token that ends ``call`` in a later prompt; None where nothing is known of it."""
+        if self._configured is not None:
+            return self._configured
+        model = call.record.fingerprint
+        if ended_by_token(call):
+            return _only(self._seen[model, str(call.choice.finish_reason)])
+        return _only({item for (kind, _), items in self._seen.items() if kind == model for item in items})
+
+
+def ended_by_token(call: Call) -> bool:
+    return call.choice.finish_reason in ENDED and not isinstance(call.choice.stop_reason, str)
+
+
+def _last(call: Call) -> int:
+    named = call.choice.stop_reason
+    return named if isinstance(named, int) else int(call.reply_ids[-1])
+
+
+def _only(found: set[int]) -> int | None:
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def exact(parent: Call) -> Splice:
+    return Splice(parent.tokens)
+
+
+def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Splice | Break:
+    """The splice of a child whose prompt begins with the parent's prompt, but not with its reply's ids.
+
+    ``end`` is the end-of-turn token of the parent's reply, None where it is unknown.
+    """
+    start = parent.prompt_tokens
+    tail = child.prompt_ids(start)
+    same = common_prefix(parent.reply_ids, tail)
+    found = _copy(parent, tail, same, end)
+    if isinstance(found, str):
+        return Break(found, start + same, parent)
+    copy = tail[: found.stop]
+    rest, other = _without_common_suffix(found.body[same:], copy[same:])
+    reason = (
+        _difference(rest, other, found.body, same)
+        or _unlike(parent, child, found.body, copy, same, rules.decode)
+        or _refused(len(rest), rules)
+    )
+    return Splice(start + found.resume, len(rest)) if reason is None else Break(reason, start + same, parent)
+
+
+def reframe(parent: Call, child: Call, at: int, end: int | None, rules: DriftRules) -> Splice | Break | None:
+    """The splice of a child whose prompt leaves the parent's at ``at``, inside the parent's generation prompt.
+
+    Templates end a generation prompt with an empty thinking block, or open one, and write neither into history. None:
+    what comes then is not the parent's reply.
+    """
+    tail, reply = child.prompt_ids(at), parent.reply_ids
+    if common_prefix(reply, tail) == len(reply):
+        merged = rules.on_scaffold == "merge"
+        dropped = parent.prompt_tokens - at
+        return Splice(at + len(reply), scaffold=dropped) if merged else Break("scaffold_removed", at, parent)
+    if _is_end_of(reply, tail, end) or _reply_change(parent, child) == "reasoning_stripped":
+        return Break("reasoning_stripped", at, parent)
+    return None
+
+
+def _is_end_of(reply: Ids, tail: Ids, end: int | None) -> bool:
+    """Whether ``tail`` begins with the last tokens of ``reply``, at least one beside its end of turn."""
+    ends = np.flatnonzero(tail == (-1 if end is None else end))
+    size = int(ends[0]) + 1 if len(ends) else 0
+    return 1 < size < len(reply) and bool((reply[-size:] == tail[:size]).all())
+
+
+@dataclass(frozen=True)
+class _Copy:
+    body: Ids
+    """The reply without its end-of-turn token."""
+    stop: int
+    """Where the copy's end-of-turn token stands, counted from the end of the parent's prompt."""
+    resume: int
+
+
+def _copy(parent: Call, tail: Ids, same: int, end: int | None) -> _Copy | str:
+    """The extent of the template's copy in ``tail``; the ``same`` first tokens are the reply's own."""
+    if isinstance(parent.choice.stop_reason, str):
+        return "stop_string"
+    if end is None:
+        return "end_of_turn_unknown"
+    sampled_end = int(parent.reply_ids[-1]) == end
+    body = parent.reply_ids[:-1] if sampled_end else parent.reply_ids
+    ends = np.flatnonzero(tail[same:] == end)
+    if not len(ends):
+        return "no_end_of_turn"
+    if (body[same:] == end).any() or (ended_by_token(parent) and not sampled_end):
+        return "end_of_turn_ambiguous"
+    stop = same + int(ends[0])
+    if _crosses(tail[same:stop], body[same:], _opening(parent), end):
+        return "end_of_turn_missing"
+    return _Copy(body, stop, stop + sampled_end)
+
+
+def _opening(call: Call) -> Ids:
+    return call.prompt_ids(max(0, call.prompt_tokens - GENERATION_PROMPT))
+
+
+def _crosses(copy: Ids, rest: Ids, opening: Ids, end: int) -> bool:
+    """Whether ``copy`` runs on into another turn, since the template wrote no end-of-turn token after the reply.
+
+    Another turn begins like the parent's own: with tokens of the generation prompt, among ``opening``.
+    """
+    ends = np.flatnonzero(opening == end)
+    opening = opening[ends[-1] + 1 :] if len(ends) else opening
+    return any(np.count_nonzero(copy == token) > np.count_nonzero(rest == token) for token in set(opening.tolist()))
+
+
+def _difference(rest: Ids, copy: Ids, body: Ids, same: int) -> str | None:
+    """Tokens only removed or only added change the text: another reply, whatever the messages say."""
+    if len(rest) and len(copy):
+        return None
+    if same == 0 and len(rest) and len(rest) < len(body):
+        return "reasoning_stripped"
+    if same == 0 and len(copy):
+        return "scaffold_inserted"
+    return "reply_differs"
+
+
+def _unlike(parent: Call, child: Call, body: Ids, copy: Ids, same: int, decode: Decode | None) -> str | None:
+    """Why the copy is not the same reply; None where it is. A tokenizer's word counts more than the messages'."""
+    change = _reply_change(parent, child) or _rendered_change(parent, same)
+    if decode is None:
+        return change
+    if decode(body.tolist()) == decode(copy.tolist()):
+        return None
+    return "reply_differs" if change in {None, "reply_unverified"} else change
+
+
+def _reply_change(parent: Call, child: Call) -> str | None:
+    if parent.message is None:
+        return "reply_unverified"
+    later = child.messages_after(parent)
+    if later is None:
+        return "reply_unverified"
+    return reply_change(parent.message, later[0]) if later else "reply_differs"
+
+
+def _rendered_change(parent: Call, same: int) -> str | None:
+    """What a template changes of a reply that the messages carry unchanged.
+
+    Many leave reasoning out: then the copy does not begin as the reply did. All of them close a thought or a call
+    that the length limit cut off.
+    """
+    reply: Message = parent.message or {}
+    if reasoning_of(reply) and same < REASONING_OPENING:
+        return "reasoning_stripped"
+    return "reply_unverified" if not ended_by_token(parent) and not ends_with_text(reply) else None
+
+
+def _refused(drift: int, rules: DriftRules) -> str | None:
+    if rules.on_drift == "fork":
+        return "drift"
+    return "drift_over_n" if rules.on_drift == "fork_over_n" and drift > rules.most else None
+
+
+def common_prefix(left: Ids, right: Ids) -> int:
+    """Number of equal leading tokens."""
+    count = min(len(left), len(right))
+    differing = np.flatnonzero(left[:count] != right[:count])
+    return int(differing[0]) if len(differing) else count
+
+
+def _without_common_suffix(left: Ids, right: Ids) -> tuple[Ids, Ids]:
+    common = common_prefix(left[::-1], right[::-1])
+    return left[: len(left) - common], right[: len(right) - common]

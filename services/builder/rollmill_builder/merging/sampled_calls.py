@@ -1,0 +1,245 @@
+"""The sampled replies of a session: one `Call` each, what keeps a reply out of traces, and its units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from rollmill.models import (
+    CallKind,
+    CallStatus,
+    CompletionRecord,
+    ExcludedUnits,
+    SampledChoice,
+    Unit,
+    VersionRuns,
+)
+from rollmill_builder.merging.closed_session import EndedSession
+from rollmill_builder.storage.buffer import TOKEN_BYTES
+from rollmill_builder.storage.call_parts import SEPARATOR, messages_of_text
+from rollmill_builder.storage.call_store import Content
+from rollmill_builder.storage.chat_messages import Message, parse_object
+from rollmill_builder.storage.trie import Place
+
+Ids = npt.NDArray[np.int32]
+
+LOWEST_LOGPROB = -1000.0
+"""Engines write -9999 for "unknown"; no sampled token is that unlikely."""
+HIGHEST_LOGPROB = 1e-3
+"""Above zero by more than rounding: not a log-probability."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One sampled reply with its prompt; ``order`` is its place by (start, completion id, choice)."""
+
+    record: CompletionRecord
+    """Prompt and request may be left out of it."""
+    choice: SampledChoice
+    order: int
+    prompt: Place
+    """Of the prompt in the trie of token ids; ``prompt.end`` counts its bytes."""
+    end: Place
+    """Of prompt and reply together."""
+    untrained: str | None
+    """Why the reply is context with mask 0; None where it is trained."""
+    content: Content
+    number: int
+
+    @property
+    def name(self) -> tuple[str, int]:
+        return self.record.completion_id, self.choice.index
+
+    @property
+    def reply_ids(self) -> Ids:
+        assert self.choice.token_ids is not None  # noqa: S101  # `calls_of` takes no reply without ids
+        return self.choice.token_ids
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prompt.end // TOKEN_BYTES
+
+    @property
+    def tokens(self) -> int:
+        """Of prompt and reply together."""
+        return self.end.end // TOKEN_BYTES
+
+    def prompt_ids(self, start: int = 0) -> Ids:
+        """The prompt's token ids from ``start`` on."""
+        return np.frombuffer(self.content.ids.trie.read(self.prompt, start * TOKEN_BYTES), dtype="<i4")
+
+    @property
+    def versions(self) -> VersionRuns:
+        return self.record.versions_of(self.choice)
+
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(reply_units(self.record, self.choice))
+
+    @property
+    def text(self) -> Place | None:
+        """Of the request's messages; None where it holds none."""
+        return self.content.text.head(self.number)
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...] | None:
+        """Of the request; None where it holds none."""
+        return None if self.text is None else messages_of_text(self.content.text.trie.read(self.text))
+
+    @property
+    def messages_json(self) -> bytes | None:
+        """The same as canonical JSON."""
+        return None if self.text is None else b"[%s]" % self.content.text.trie.read(self.text).removesuffix(SEPARATOR)
+
+    @cached_property
+    def message(self) -> Message | None:
+        """The reply as a message; None where the record holds none."""
+        return parse_object(self.choice.message)
+
+    @property
+    def tools(self) -> bytes | None:
+        """Canonical JSON of the request's tools; None where there are none."""
+        return self.content.entries[self.number].tools
+
+    def may_follow(self, before: Call) -> bool:
+        """Whether the messages begin with those of ``before``, or nobody knows."""
+        if self.text is None or before.text is None:
+            return True
+        return self.content.text.trie.is_prefix(before.text, self.text)
+
+    def messages_after(self, before: Call) -> tuple[Message, ...] | None:
+        """The messages that come after those of ``before``; None where one of the two is unknown."""
+        if self.text is None or before.text is None:
+            return None
+        trie = self.content.text.trie
+        if trie.is_prefix(before.text, self.text):
+            return messages_of_text(trie.read(self.text, before.text.end))
+        return (self.messages or ())[len(before.messages or ()) :]
+
+
+Excluded = tuple[str, tuple[Unit, ...]]
+"""A reason, and the units it excludes."""
+
+
+@dataclass(frozen=True)
+class SortedReplies:
+    """The replies of a session: those that traces are made of, in order, and the others."""
+
+    calls: tuple[Call, ...]
+    excluded: tuple[Excluded, ...]
+    reasons: tuple[str, ...]
+    """Why each of the others is one; there are such without a token."""
+
+
+def sorted_replies(ended: EndedSession) -> SortedReplies:
+    calls: list[Call] = []
+    excluded: list[Excluded] = []
+    reasons: list[str] = []
+    choices = [choice for item in ended.calls for choice in item.record.choices]
+    sound = are_logprobs([choice.logprobs for choice in choices if choice.logprobs is not None])
+    for item in ended.calls:
+        record = item.record
+        pairs = zip(record.choices, ended.content.ids.tails(item.number), strict=True)
+        for choice, end in sorted(pairs, key=_index) if len(record.choices) > 1 else pairs:
+            reason = refusal(record, choice, prompted=item.prompted)
+            if reason is None and item.prompt is not None and end is not None:
+                why = untrained_reason(choice, sound=sound)
+                calls.append(Call(record, choice, len(calls), item.prompt, end, why, ended.content, item.number))
+            elif reason is not None:
+                reasons.append(reason)
+                excluded.append((reason, tuple(reply_units(record, choice))))
+        if not record.choices:
+            reasons.append(refusal(record, None) or "no_ids")
+        if record.usage_completion_tokens is not None:
+            excluded.append((refusal(record, None) or "no_ids", tuple(_counted_units(record))))
+    return SortedReplies(tuple(calls), tuple(excluded), tuple(reasons))
+
+
+def _index(pair: tuple[SampledChoice, Place | None]) -> int:
+    return pair[0].index
+
+
+def refusal(record: CompletionRecord, choice: SampledChoice | None, *, prompted: bool | None = None) -> str | None:
+    """Why a reply belongs into no trace; None where it does. ``choice`` None: the call gave no reply at all.
+
+    ``prompted``: whether the ids of the prompt are known; None: the record itself says.
+    """
+    if record.kind is CallKind.AUX:
+        return "aux"
+    if record.status is not CallStatus.OK:
+        return str(record.status)
+    if choice is None or choice.token_ids is None:
+        return "no_ids"
+    if not len(choice.token_ids):
+        return "empty_reply"
+    if prompted is None:
+        prompted = record.prompt_ids is not None and len(record.prompt_ids) > 0
+    return None if prompted else "no_prompt_ids"
+
+
+def untrained_reason(choice: SampledChoice, *, sound: bool = False) -> str | None:
+    """Why a reply's tokens are never trained though its ids are known; None where they are.
+
+    ``sound``: its log-probs were looked at before, and are some.
+    """
+    if not choice.trainable:
+        return reason_code(choice.untrainable_reason)
+    if choice.logprobs is None:
+        return "no_logprobs"
+    return None if sound or are_logprobs([choice.logprobs]) else "logprob_unknown"
+
+
+def are_logprobs(arrays: Sequence[npt.NDArray[np.float32]]) -> bool:
+    """Whether every value can be the log-probability of a sampled token."""
+    values = np.concatenate(arrays) if arrays else np.zeros(0)
+    return not len(values) or bool(LOWEST_LOGPROB < values.min() <= values.max() <= HIGHEST_LOGPROB)
+
+
+def reason_code(text: str | None) -> str:
+    """The leading word of a producer's reason, so that reasons can be counted by name."""
+    found = re.match(r"[a-z0-9_]{1,64}", text or "")
+    return found.group() if found else "untrainable"
+
+
+def reply_units(
+    record: CompletionRecord, choice: SampledChoice, start: int = 0, stop: int | None = None
+) -> Iterator[Unit]:
+    """Units of reply tokens ``start`` to ``stop`` (None: the end), split where the version changes."""
+    position = 0
+    for version, length in record.versions_of(choice):
+        low, high = max(position, start), position + length if stop is None else min(position + length, stop)
+        position += length
+        if low < high:
+            yield Unit(record.completion_id, choice.index, low, high, version or record.policy.before)
+
+
+def captured_units(record: CompletionRecord) -> tuple[Unit, ...]:
+    """All that a record holds: its replies' tokens, and the engine's own count where ids are missing (RULES L1)."""
+    units = [unit for choice in record.choices for unit in reply_units(record, choice)]
+    return (*units, *_counted_units(record))
+
+
+def _counted_units(record: CompletionRecord) -> Iterator[Unit]:
+    without = [choice.index for choice in record.choices if choice.token_ids is None]
+    if record.usage_completion_tokens is None or (record.choices and not without):
+        return
+    known = sum(len(choice.token_ids) for choice in record.choices if choice.token_ids is not None)
+    if record.usage_completion_tokens > known:
+        index = min(without, default=0)
+        yield Unit(record.completion_id, index, 0, record.usage_completion_tokens - known, record.policy.before)
+
+
+def by_reason(items: Iterable[Excluded]) -> tuple[ExcludedUnits, ...]:
+    """Units collected under their reasons, sorted; reasons without a token are left out."""
+    collected: dict[str, list[Unit]] = {}
+    for reason, units in items:
+        collected.setdefault(reason, []).extend(units)
+    return tuple(
+        ExcludedUnits(reason=reason, units=tuple(sorted(collected[reason])))
+        for reason in sorted(collected)
+        if collected[reason]
+    )

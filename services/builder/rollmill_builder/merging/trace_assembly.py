@@ -1,0 +1,149 @@
+"""Branches to traces: the first prompt, then sampled replies (mask 1) and the context between them (mask 0)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rollmill.models import Trace, VersionRun, VersionRuns, append_run, dump_json
+from rollmill_builder.merging.branches import Branch
+from rollmill_builder.merging.reply_alignment import ended_by_token
+from rollmill_builder.merging.sampled_calls import Call
+from rollmill_builder.storage.chat_messages import Message
+
+Ids = npt.NDArray[np.int32]
+Span = tuple[int, int]
+
+
+def trace_of(branch: Branch, branch_of: Mapping[tuple[str, int], str]) -> Trace:
+    """The trace of a branch. ``branch_of`` names the branch that holds a (completion id, choice)."""
+    between = list(_between(branch))
+    spans = list(_spans(branch, between))
+    ids = [part for call, context in zip(branch.calls, between, strict=True) for part in (context, call.reply_ids)]
+    mask, logprobs = _trained(branch, spans)
+    return Trace.model_validate(
+        {
+            "prompt_ids": branch.first.prompt_ids(branch.dropped),
+            "response_ids": np.concatenate(ids),
+            "loss_mask": mask,
+            "response_logprobs": logprobs if mask.any() else None,
+            "versions": _versions(branch, between),
+            "turns": _turns(branch, spans),
+            "prompt_messages": branch.first.messages_json,
+            "response_messages": _response_messages(branch),
+            "tools": branch.first.tools,
+            "finish_reason": branch.calls[-1].choice.finish_reason,
+            "metadata": _metadata(branch, between, branch_of),
+        }
+    )
+
+
+def _between(branch: Branch) -> Iterator[Ids]:
+    """The context in front of each reply: nothing for the first, whose prompt is the trace's."""
+    yield np.zeros(0, dtype=np.int32)
+    for call, splice in zip(branch.calls[1:], branch.splices, strict=True):
+        yield call.prompt_ids(splice.resume)
+
+
+def _spans(branch: Branch, between: list[Ids]) -> Iterator[Span]:
+    """Where each reply lies in the response."""
+    position = 0
+    for call, context in zip(branch.calls, between, strict=True):
+        start = position + len(context)
+        position = start + len(call.reply_ids)
+        yield start, position
+
+
+def _turns(branch: Branch, spans: list[Span]) -> tuple[dict[str, Any], ...]:
+    followed = [*(splice.exact for splice in branch.splices), True]
+    turns = zip(branch.calls, spans, followed, strict=True)
+    return tuple(_turn(call, span, exact=exact) for call, span, exact in turns)
+
+
+def _turn(call: Call, span: Span, *, exact: bool) -> dict[str, Any]:
+    """A `TraceTurn`, validated with its trace."""
+    sampling = call.record.sampling
+    return {
+        "completion_id": call.record.completion_id,
+        "choice": call.choice.index,
+        "start": span[0],
+        "stop": span[1],
+        "finish_reason": call.choice.finish_reason,
+        "trained": call.untrained is None,
+        "reason": call.untrained,
+        "context_exact": exact,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "logprobs_mode": sampling.logprobs_mode,
+    }
+
+
+def _trained(branch: Branch, spans: list[Span]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    count = spans[-1][1]
+    mask, logprobs = np.zeros(count, dtype=np.uint8), np.zeros(count, dtype=np.float32)
+    for call, (start, stop) in zip(branch.calls, spans, strict=True):
+        if call.untrained is None and call.choice.logprobs is not None:
+            mask[start:stop] = 1
+            logprobs[start:stop] = call.choice.logprobs
+    return mask, logprobs
+
+
+def _versions(branch: Branch, between: list[Ids]) -> VersionRuns:
+    runs: list[VersionRun] = []
+    for call, context in zip(branch.calls, between, strict=True):
+        append_run(runs, None, len(context))
+        for version, length in call.versions:
+            append_run(runs, version if call.untrained is None else None, length)
+    return tuple(runs)
+
+
+def _response_messages(branch: Branch) -> bytes | None:
+    """Replies, and the messages that came between them; None where a call's messages are unknown."""
+    messages: list[Message] = []
+    for before, call in pairwise((None, *branch.calls)):
+        if call is None or call.text is None or call.message is None:
+            return None
+        if before is not None:
+            messages += (call.messages_after(before) or ())[1:]
+        messages.append(call.message)
+    return dump_json(messages)
+
+
+def _metadata(branch: Branch, between: list[Ids], branch_of: Mapping[tuple[str, int], str]) -> dict[str, Any]:
+    link, first = branch.link, branch.first
+    parent, broken = link.parent, link.broken
+    found: dict[str, Any] = {
+        "branch": branch_of[first.name],
+        "parent": parent and parent.record.completion_id,
+        "parent_choice": parent and parent.choice.index,
+        "parent_branch": parent and branch_of.get(parent.name),
+        "break_reason": branch.break_reason,
+        "break_at": broken and broken.at,
+        "drift": sum(splice.drift > 0 for splice in branch.splices),
+        "policy": first.record.policy.name,
+    }
+    flags = {
+        "began_after": branch.before and branch.before.record.completion_id,
+        "began_after_branch": branch.before and branch_of.get(branch.before.name),
+        "break_from": broken and broken.call and broken.call.record.completion_id,
+        "break_tokens": list(branch.break_tokens or ()),
+        "scaffolds": sum(splice.scaffold > 0 for splice in branch.splices),
+        "fingerprint": first.record.fingerprint,
+        "duplicate_end_tokens": _duplicate_ends(branch, between),
+        "context_dropped": branch.dropped,
+        "over_long": branch.left_out,
+    }
+    return found | {name: value for name, value in flags.items() if value}
+
+
+def _duplicate_ends(branch: Branch, between: list[Ids]) -> int:
+    """How often the template wrote an end-of-turn token after one that was sampled."""
+    return sum(_is_doubled(before, context) for before, context in zip(branch.calls, between[1:], strict=False))
+
+
+def _is_doubled(before: Call, context: Ids) -> bool:
+    return ended_by_token(before) and len(context) > 0 and int(context[0]) == int(before.reply_ids[-1])

@@ -1,0 +1,231 @@
+"""The builder's stage: session events in, trajectories and outcomes out (RULES S1, S2, E2, L3, M3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from rollmill.codec import encode
+from rollmill.errors import InvalidInputError, PoisonRecordError
+from rollmill.models import (
+    CompletionRecord,
+    Manifest,
+    SessionClosed,
+    SessionExpired,
+    SessionOpened,
+    SessionStatus,
+)
+from rollmill.runtime.stream.processor import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
+from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry
+from rollmill.topics import BUILT, COMPLETIONS, STATE_BUILDER, partition_of
+from rollmill_builder.merging.closed_session import EndedSession
+from rollmill_builder.merging.sampled_calls import captured_units
+from rollmill_builder.sessions import outputs
+from rollmill_builder.sessions.finalize import finish
+from rollmill_builder.sessions.incremental_builder import folded
+from rollmill_builder.sessions.session_state import Closed, OpenSession, Sweep, marker_key, session_key
+from rollmill_builder.sessions.task_resources import MemoryLimits, Shard, Shards
+from rollmill_builder.storage.changelog_records import OpenedDelta, read_delta, read_packed
+from rollmill_builder.storage.digests import call_digest, content_digest, id_hash
+
+BuilderState = OpenSession | Closed | Sweep
+Event = SessionOpened | CompletionRecord | SessionClosed | SessionExpired
+
+SWEEP_KEY = "sweep"
+SWEEPS_PER_WINDOW = 8
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a session ends: by its agent, or by a timer."""
+
+    at: float
+    status: SessionStatus
+    error: str | None = None
+    output: bytes | None = None
+    reward: float | None = None
+
+
+class BuilderStage(Stage[BuilderState]):
+    """Folds ``completions`` into ``built``. State: open sessions, markers of closed ones, the time of the last sweep.
+
+    ``late_window``: seconds of event time for which a closed session is remembered. ``expiry_seconds``: how often
+    open sessions are looked through. ``memory``: of each task. ``largest``: most bytes of a trajectory.
+    """
+
+    name = outputs.STAGE
+    inputs = (COMPLETIONS,)
+    state_topic = STATE_BUILDER
+
+    def __init__(
+        self,
+        *,
+        registry: StrategyRegistry[BaseTrajectoryBuilder],
+        partitions: int,
+        late_window: float,
+        expiry_seconds: float = 1.0,
+        memory: MemoryLimits | None = None,
+        largest: int = BUILT.max_bytes,
+    ) -> None:
+        self._largest = largest
+        self._registry, self._partitions, self._late_window = registry, partitions, late_window
+        self._shards = Shards(lambda: Shard(expiry_seconds, memory or MemoryLimits()))
+
+    def process(self, state: StateView[BuilderState], record: InputRecord) -> Effects:
+        event: Any = record.read()
+        self._check_place(event, record)
+        key = session_key(event.session_id, event.attempt)
+        marker = state.get(marker_key(key))
+        if isinstance(marker, Closed):
+            return _after_the_end(key, marker, event)
+        session = state.get(key)
+        if not isinstance(session, OpenSession):
+            session = OpenSession(event.session_id, event.attempt)
+            return self._event(state, key, session, event, is_open=False)
+        return self._event(state, key, session, event, is_open=True)
+
+    def apply(self, key: str, value: BuilderState | None, payload: bytes) -> BuilderState:
+        if key == SWEEP_KEY:
+            sweep: Sweep = read_packed(Sweep, payload)
+            return sweep
+        if key.endswith("/closed"):
+            marker: Closed = read_packed(Closed, payload)
+            return marker
+        return self._apply(key, value if isinstance(value, OpenSession) else None, payload)
+
+    def _apply(self, key: str, value: OpenSession | None, payload: bytes) -> OpenSession:
+        delta = read_delta(payload)
+        session = (value or OpenSession(delta.session_id, delta.attempt)).take(delta)
+        session = self._folded(session, first=value is None or isinstance(delta, OpenedDelta))
+        self._shard(session.session_id).memory.touch(key, session.calls.newest())
+        return session
+
+    def _folded(self, session: OpenSession, *, first: bool) -> OpenSession:
+        """With the newest call given to an incremental builder; all of them where the builder is new."""
+        if not first and session.folded is None:
+            return session
+        found = None if first else session.folded
+        if found is None:
+            found = folded(self._registry, session.spec, session.records())
+        else:
+            found = found.then(session.record(len(session.calls) - 1))
+        return replace(session, folded=found)
+
+    def tick(self, state: StateView[BuilderState], view: TaskView) -> Effects:
+        if not view.keeps_up:
+            return Effects()
+        due = self._shards[view.partition].expired(state, view.now)
+        return Effects(emits=tuple(Emit(COMPLETIONS, item.session_id, item, partition=view.partition) for item in due))
+
+    def _shard(self, session_id: str) -> Shard:
+        return self._shards[partition_of(session_id.encode(), self._partitions)]
+
+    def _check_place(self, event: Event, record: InputRecord) -> None:
+        """Co-partitioning depends on key and partitioner of whoever produced this (RULES M3)."""
+        if record.key != event.session_id.encode():
+            raise PoisonRecordError(
+                "wrong_partition", f"the key is {record.key!r}; it must be the session id {event.session_id!r}"
+            )
+        right = partition_of(record.key, self._partitions)
+        if right != record.partition:
+            raise PoisonRecordError(
+                "wrong_partition",
+                f"{event.session_id!r} belongs into partition {right} of {self._partitions}, found in "
+                f"{record.partition}; set the producer's partitioner to murmur2 (librdkafka: murmur2_random)",
+            )
+
+    def _event(
+        self, state: StateView[BuilderState], key: str, session: OpenSession, event: Event, *, is_open: bool
+    ) -> Effects:
+        if isinstance(event, SessionOpened):
+            return self._open(key, session, event)
+        if isinstance(event, CompletionRecord):
+            return _accept(key, session, event)
+        if isinstance(event, SessionClosed):
+            content_digest(event)  # refuses output that is no JSON
+            ending = _Ending(event.at, event.status, event.error, event.output, event.reward)
+            return self._close(state, key, session, ending)
+        if not is_open or (event.reason == "idle" and len(session.calls) > event.seen):
+            return Effects(counts={"expiries_ignored": 1})
+        error = f"session expired: {event.reason}"
+        return self._close(state, key, session, _Ending(event.at, SessionStatus.TIMEOUT, error))
+
+    def _open(self, key: str, session: OpenSession, event: SessionOpened) -> Effects:
+        if session.opening is not None and session.spec == event.spec:
+            return Effects(counts={"duplicates": 1})  # a caller that tries again opens at another time
+        if session.opening is not None:
+            raise PoisonRecordError("conflict", f"session {key} was opened already, with another content")
+        try:
+            self._registry.create(event.spec.builder)
+        except InvalidInputError as error:
+            raise PoisonRecordError("unknown_strategy", str(error)) from error
+        content_digest(event)  # refuses metadata that is no JSON
+        delta = OpenedDelta(session_id=event.session_id, attempt=event.attempt, event=event)
+        return Effects(deltas=(Delta(key, encode(delta)),), counts={"sessions_opened": 1})
+
+    def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, ending: _Ending) -> Effects:
+        end = session.ended(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
+        ended = EndedSession(end, session.calls)
+        trajectory, value, records = outputs.built(ended, finish(ended, self._registry, session.folded), self._largest)
+        marker = Closed(
+            at=end.closed_at,
+            attempt=end.attempt,
+            digest=blake2b(value, digest_size=16).digest(),
+            known=b"".join(sorted(id_hash(item.record.completion_id) for item in ended.calls)),
+        )
+        self._shard(session.session_id).memory.forget(key)
+        swept, sweep = self._sweep(state, end.closed_at)
+        return Effects(
+            emits=records,
+            ends=(key, *swept),
+            deltas=(Delta(marker_key(key), encode(marker), replaces=True), *sweep),
+            counts=outputs.close_counts(trajectory),
+        )
+
+    def gauges(self, state: StateView[BuilderState]) -> Mapping[str, float]:
+        return {"sessions_open": sum(isinstance(value, OpenSession) for _, value in state.items())}
+
+    def _sweep(self, state: StateView[BuilderState], now: float) -> tuple[tuple[str, ...], tuple[Delta, ...]]:
+        """Markers that are old enough to go, looked for a few times per window; time is the closing records' own.
+
+        One record moves the time by at most a window, so that a single wrong clock cannot empty the memory.
+        """
+        before = state.get(SWEEP_KEY)
+        if isinstance(before, Sweep):
+            if now < before.at + self._late_window / SWEEPS_PER_WINDOW:
+                return (), ()
+            now = min(now, before.at + self._late_window)
+        delta = Delta(SWEEP_KEY, encode(Sweep(at=now)), replaces=True)
+        return tuple(self._expired(state, now - self._late_window)), (delta,)
+
+    @staticmethod
+    def _expired(state: StateView[BuilderState], before: float) -> Iterator[str]:
+        return (key for key, value in state.items() if isinstance(value, Closed) and value.at < before)
+
+
+def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Effects:
+    digest, parts = call_digest(record)
+    known = session.calls.digest_of(record.completion_id)
+    if known is not None and known != digest:
+        raise PoisonRecordError("conflict", f"completion {record.completion_id} came before, with another content")
+    if known is not None:
+        return Effects(counts={"duplicates": 1})
+    units = captured_units(record)
+    manifest = Manifest(session_id=record.session_id, attempt=record.attempt, units=units)
+    delta = encode(session.delta(record, parts, digest))
+    counts = {"completions": 1, "tokens_captured": manifest.tokens}
+    return Effects(outputs.captured(record), (Delta(key, delta, manifest=manifest),), counts=counts)
+
+
+def _after_the_end(key: str, marker: Closed, event: Event) -> Effects:
+    """Within the late window a known call is a duplicate, a new one is captured and excluded, once (RULES S2)."""
+    if not isinstance(event, CompletionRecord):
+        return Effects(counts={"after_close": 1})
+    if marker.knows(event.completion_id):
+        return Effects(counts={"duplicates": 1})
+    later = encode(marker.with_late(event.completion_id))
+    tokens = sum(unit.tokens for unit in captured_units(event))
+    counts = {"late": 1, "tokens_captured": tokens, "excluded_late": tokens}
+    return Effects(outputs.late(event), (Delta(marker_key(key), later, replaces=True),), counts=counts)

@@ -1,0 +1,149 @@
+"""The sessions as this replica knows them: the compacted topic ``sessions`` read into memory, and calls in flight.
+
+What this replica writes itself it knows at once; what other replicas write arrives through the topic. An unknown id
+is looked for until everything written before the question is read (RULES S3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from rollmill.models import SessionEntry, SessionState
+
+
+class Position(Protocol):
+    """How far a table has been read; `rollmill.runtime.kafka.global_table.TableReader` is one."""
+
+    async def end_offsets(self) -> dict[int, int]: ...
+
+    async def reached(self, ends: Mapping[int, int]) -> None: ...
+
+
+class SessionTable:
+    """Session id to its newest entry."""
+
+    def __init__(self) -> None:
+        self.watch: Callable[[SessionEntry], None] | None = None
+        """Told of every entry that is news."""
+        self._entries: dict[str, SessionEntry] = {}
+        self._by_token: dict[str, str] = {}
+        self._overtaken: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def apply(self, entry: SessionEntry) -> None:
+        """Take in a record. An older one (an echo of what was written before) changes nothing."""
+        self._overtaken.discard(entry.session_id)
+        known = self._entries.get(entry.session_id)
+        if known is not None and _rank(entry) < _rank(known):
+            return
+        if known is not None:
+            self._remove(known)
+        self._add(entry)
+
+    def forget(self, session_id: str, attempt: int | None) -> None:
+        """Take in a tombstone. One that was written for an earlier ``attempt`` changes nothing here."""
+        known = self._entries.get(session_id)
+        if known is None:
+            return
+        if attempt is not None and attempt < known.attempt:
+            self._overtaken.add(session_id)
+        else:
+            self._remove(known)
+
+    def entries(self) -> list[SessionEntry]:
+        return list(self._entries.values())
+
+    def overtaken(self) -> list[SessionEntry]:
+        """Entries that are followed in the topic by a tombstone of an earlier attempt: compaction would lose them."""
+        return [self._entries[session_id] for session_id in self._overtaken]
+
+    def _add(self, entry: SessionEntry) -> None:
+        self._entries[entry.session_id] = entry
+        if entry.token is not None:
+            self._by_token[entry.token] = entry.session_id
+        if self.watch is not None:
+            self.watch(entry)
+
+    def _remove(self, entry: SessionEntry) -> None:
+        del self._entries[entry.session_id]
+        self._overtaken.discard(entry.session_id)
+        if entry.token is not None:
+            self._by_token.pop(entry.token, None)
+
+    def get(self, session_id: str) -> SessionEntry | None:
+        return self._entries.get(session_id)
+
+    def of_token(self, digest: str) -> SessionEntry | None:
+        """The session whose token has this digest."""
+        session_id = self._by_token.get(digest)
+        return None if session_id is None else self._entries.get(session_id)
+
+    async def catch_up(self, position: Position, seconds: float) -> None:
+        """Read what is written by now, or give up after ``seconds``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await position.reached(await position.end_offsets())
+
+    async def find(self, session_id: str, position: Position, seconds: float) -> SessionEntry | None:
+        """The entry; an unknown one is waited for until all that is written by now is read, or ``seconds`` are over."""
+        if session_id not in self._entries:
+            await self.catch_up(position, seconds)
+        return self._entries.get(session_id)
+
+
+def _rank(entry: SessionEntry) -> tuple[int, bool]:
+    """Later attempts win, and closed wins over open."""
+    return entry.attempt, entry.state is SessionState.CLOSED
+
+
+class InFlight:
+    """Counts the calls of each session that run on this replica; closing a session waits for them."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, int] = {}
+        self._closing: set[str] = set()
+        self._waiting: dict[str, list[asyncio.Event]] = {}
+        self.total = 0
+
+    @contextmanager
+    def call(self, session_id: str) -> Iterator[None]:
+        """Inside, one call more is in flight."""
+        self._calls[session_id] = self._calls.get(session_id, 0) + 1
+        self.total += 1
+        try:
+            yield
+        finally:
+            self.total -= 1
+            self._leave(session_id)
+
+    def _leave(self, session_id: str) -> None:
+        left = self._calls.pop(session_id) - 1
+        if left:
+            self._calls[session_id] = left
+            return
+        for event in self._waiting.pop(session_id, ()):
+            event.set()
+
+    async def idle(self, session_id: str) -> None:
+        """Wait until no call of the session is in flight."""
+        if session_id in self._calls:
+            event = asyncio.Event()
+            self._waiting.setdefault(session_id, []).append(event)
+            await event.wait()
+
+    def is_closing(self, session_id: str) -> bool:
+        return session_id in self._closing
+
+    @contextmanager
+    def closing(self, session_id: str) -> Iterator[None]:
+        """Inside, the session takes no new calls."""
+        self._closing.add(session_id)
+        try:
+            yield
+        finally:
+            self._closing.discard(session_id)

@@ -1,0 +1,50 @@
+"""The topic ``sessions`` as it is read: sessions, gates of policies and signs of life, each to who knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rollmill.codec import Headers, header
+from rollmill.models import PolicyGate, ReplicaEntry, SessionEntry, SessionRecord, is_identifier, replica_key
+from rollmill_capture.coordination.membership import Replicas
+from rollmill_capture.coordination.policy_pauses import Gates
+from rollmill_capture.coordination.session_table import SessionTable
+
+ATTEMPT = "attempt"
+"""Header of a tombstone: the attempt that it forgets."""
+
+
+@dataclass(frozen=True)
+class Board:
+    table: SessionTable
+    gates: Gates
+    replicas: Replicas = field(default_factory=Replicas)
+
+    def apply(self, _key: str, record: SessionRecord | None) -> None:
+        """Take in a record."""
+        match record:
+            case SessionEntry():
+                self.table.apply(record)
+            case PolicyGate():
+                self.gates.apply(record)
+            case ReplicaEntry():
+                self.replicas.apply(record)
+            case None:
+                """Tombstones come by ``forget``, with their headers."""
+
+    def forget(self, key: str, headers: Headers) -> None:
+        """Take in a tombstone."""
+        if is_identifier(key):
+            self.table.forget(key, forgotten_attempt(headers))
+        elif key.startswith(replica_key("")):
+            self.replicas.forget(key.removeprefix(replica_key("")))
+
+
+def attempt_header(attempt: int) -> Headers:
+    return ((ATTEMPT, str(attempt).encode()),)
+
+
+def forgotten_attempt(headers: Headers) -> int | None:
+    """The attempt that a tombstone forgets; None: whichever there is."""
+    said = header(headers, ATTEMPT)
+    return int(said) if said is not None and said.isdigit() else None

@@ -1,0 +1,122 @@
+"""Steering capture from outside: weight updates (RULES A12). Everything here needs the administrator's key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rollmill.codec import JSON, encode
+from rollmill.errors import BackpressureError, InvalidInputError
+from rollmill.models import PauseMode, PolicyGate, PolicyVersion, is_identifier
+from rollmill.topics import SESSIONS
+from rollmill_capture.coordination.membership import Fleet
+from rollmill_capture.coordination.policy_pauses import Gates
+from rollmill_capture.errors import RefusalError, json_response
+from rollmill_capture.event_log.event_writer import EventSink, NotAcknowledgedError
+from rollmill_capture.http.session_requests import complaints
+from rollmill_capture.http.session_resolver import SessionDesk
+from rollmill_capture.json_body import parse_object, read_body
+
+M = TypeVar("M", bound=BaseModel)
+
+ACCEPTED = 202
+BODY_BYTES = 64 * 1024
+
+
+class PauseRequest(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: PauseMode = PauseMode.WAIT
+    seconds: float = Field(default=60.0, ge=0)
+    """How long to wait for all replicas, and in mode ``wait`` for the calls in flight."""
+
+
+class ResumeRequest(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: PolicyVersion | None = None
+    """What the engines have loaded: it labels calls from now on, before the topic ``policies`` says it. None: nothing
+    new."""
+    cache_reset: bool = False
+    """The engines have dropped their prefix caches with the old weights."""
+
+
+@dataclass(frozen=True)
+class AdminApi:
+    desk: SessionDesk
+    gates: Gates
+    fleet: Fleet
+    sink: EventSink
+
+    async def pause(self, request: Request) -> Response:
+        """New calls of the policy wait, at all replicas. 200: all of them know it, and no call is in flight, or those
+        may go on; 202: some replica is not done.
+        """
+        policy = self._policy(request)
+        asked = _read(PauseRequest, await self._body(request))
+        await self._catch_up()
+        gate = self.gates.next(policy, asked.mode)
+        await self._write(gate)
+        reached = await self.fleet.reached(gate, asked.seconds)
+        return json_response(self._status(policy, gate), 200 if reached else ACCEPTED)
+
+    async def resume(self, request: Request) -> Response:
+        """Calls go on, at all replicas, with the version that the engines have now."""
+        policy = self._policy(request)
+        asked = _read(ResumeRequest, await self._body(request))
+        await self._catch_up()
+        await self._write(self.gates.next(policy, None, asked.version, cache_reset=asked.cache_reset))
+        return json_response(self._status(policy))
+
+    async def status(self, request: Request) -> Response:
+        return json_response(self._status(self._policy(request)))
+
+    async def _catch_up(self) -> None:
+        """So that the next gate comes after those of other replicas."""
+        await self.desk.table.catch_up(self.desk.position, self.desk.lookup_seconds)
+
+    async def _write(self, gate: PolicyGate) -> None:
+        """Here it holds at once, whatever becomes of the log."""
+        self.gates.apply(gate)
+        value = encode(gate, JSON)
+        try:
+            with self.sink.room(len(value)):
+                await self.sink.append(SESSIONS, gate.key, value)
+        except (NotAcknowledgedError, BackpressureError) as error:
+            raise RefusalError(503, f"other replicas may not know of it: {error}; ask again", retry=True) from error
+
+    def _status(self, policy: str, gate: PolicyGate | None = None) -> dict[str, Any]:
+        """``in_flight`` and ``waiting`` count the calls of this replica."""
+        announced = self.gates.announced
+        awaited = {} if gate is None else {"replicas_awaited": self.fleet.awaited(gate)}
+        return {
+            "policy": policy,
+            "version": list(announced.newest(policy)),
+            "kv_maybe_stale": announced.caches_may_be_stale(policy),
+            **self.gates.pauses.status(policy),
+            **awaited,
+        }
+
+    def _policy(self, request: Request) -> str:
+        self.desk.admin(request)
+        policy: str = request.path_params["policy"]
+        if not is_identifier(policy):
+            raise RefusalError(404, f"{policy!r} is no name of a policy")
+        return policy
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        try:
+            return parse_object(await read_body(request, BODY_BYTES))
+        except InvalidInputError as error:
+            raise RefusalError(400, str(error)) from error
+
+
+def _read(model: type[M], body: dict[str, Any]) -> M:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise RefusalError(422, complaints(error, model)) from error

@@ -1,0 +1,119 @@
+"""Rewards from people and harnesses: `POST /v1/sessions/{id}/reward` appends an evaluation, as any grader may."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import PositiveInt, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rollmill.codec import JSON, encode
+from rollmill.errors import BackpressureError, InvalidInputError
+from rollmill.models import EvalResult, Evaluation, Identifier, SessionEntry, dump_json
+from rollmill.runtime.telemetry.clock import Clock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.topics import EVALUATIONS
+from rollmill_capture.errors import RefusalError, json_response
+from rollmill_capture.event_log.event_writer import EventSink, NotAcknowledgedError
+from rollmill_capture.http.session_requests import complaints
+from rollmill_capture.http.session_resolver import SessionDesk
+from rollmill_capture.http.sessions import SessionApi
+from rollmill_capture.json_body import parse_object, read_body
+
+ACCEPTED = 202
+UNPROCESSABLE = 422
+HEADROOM = 4096
+"""Bytes of a record beside what the caller says."""
+
+
+class Said(EvalResult):
+    """What a caller sends: the fields of an `EvalResult`, ``reward`` short for ``outcome_reward``, and who says it."""
+
+    evaluator: Identifier = "human"
+    """The evaluator of the session's spec that this answers, or any name."""
+    evaluation_id: Identifier | None = None
+    """None: made from what is said, so that saying it again changes nothing."""
+    supersedes: Identifier | None = None
+    """The evaluation that this one revises."""
+    attempt: PositiveInt | None = None
+    """None: the session's newest."""
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class RewardApi:
+    desk: SessionDesk
+    sink: EventSink
+    clock: Clock
+    metrics: Metrics
+
+    @classmethod
+    def beside(cls, sessions: SessionApi) -> Self:
+        return cls(sessions.desk, sessions.sink, sessions.clock, sessions.metrics)
+
+    async def reward(self, request: Request) -> Response:
+        """Of an open or a closed session. Where keys are asked for, the tenant's own is needed: a session's token is in
+        the hands of the agent that is graded.
+        """
+        self.desk.tenant(request)
+        entry = await self.desk.owned(request, request.path_params["session_id"])
+        evaluation = self._evaluation(entry, await self._read(request))
+        await self._append(evaluation)
+        self.metrics.count("rewards", evaluator=evaluation.evaluator)
+        names = ("session_id", "attempt", "evaluation_id", "evaluator")
+        return json_response({name: getattr(evaluation, name) for name in names}, ACCEPTED)
+
+    async def _read(self, request: Request) -> Said:
+        try:
+            body = parse_object(await read_body(request, EVALUATIONS.max_bytes - HEADROOM))
+            return Said.model_validate(_in_full(body))
+        except ValidationError as error:
+            raise RefusalError(UNPROCESSABLE, complaints(error, Said)) from error
+        except InvalidInputError as error:
+            raise RefusalError(UNPROCESSABLE, str(error)) from error
+
+    def _evaluation(self, entry: SessionEntry, said: Said) -> Evaluation:
+        attempt = said.attempt or entry.attempt
+        if attempt > entry.attempt:
+            raise RefusalError(409, f"session {entry.session_id!r} is at attempt {entry.attempt}, not {attempt}")
+        if not said.has_reward and said.not_graded is None:
+            raise RefusalError(UNPROCESSABLE, "give a `reward`, or say why there is none in `not_graded`")
+        fields = {
+            name: getattr(said, name) for name in (*EvalResult.model_fields, "evaluator", "supersedes", "version")
+        }
+        return Evaluation(
+            **fields,
+            evaluation_id=said.evaluation_id or _name_of(entry, attempt, fields),
+            session_id=entry.session_id,
+            attempt=attempt,
+            at=self.clock.now(),
+        )
+
+    async def _append(self, evaluation: Evaluation) -> None:
+        value = encode(evaluation, JSON)
+        if len(value) > EVALUATIONS.max_bytes:
+            raise RefusalError(413, f"the evaluation is over {EVALUATIONS.max_bytes} bytes")
+        try:
+            with self.sink.room(len(value)):
+                await self.sink.append(EVALUATIONS, evaluation.session_id, value)
+        except NotAcknowledgedError as error:
+            raise RefusalError(503, f"{error}; ask again", retry=True) from error
+        except BackpressureError as error:
+            raise RefusalError(503, str(error), retry=True, retry_after=error.retry_after) from error
+
+
+def _in_full(body: dict[str, Any]) -> dict[str, Any]:
+    """With ``reward`` under its full name. Raises InvalidInputError where both are given."""
+    if "reward" not in body:
+        return body
+    if "outcome_reward" in body:
+        raise InvalidInputError("`reward` is short for `outcome_reward`: give one of them")
+    return {**{name: value for name, value in body.items() if name != "reward"}, "outcome_reward": body["reward"]}
+
+
+def _name_of(entry: SessionEntry, attempt: int, fields: dict[str, Any]) -> str:
+    content = dump_json([entry.session_id, attempt, {name: str(value) for name, value in fields.items()}])
+    return f"said-{hashlib.blake2b(content, digest_size=12).hexdigest()}"

@@ -1,0 +1,266 @@
+"""The sessions' API: open, look, close. Each answer comes after Kafka's acknowledgement."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rollmill.codec import JSON, encode
+from rollmill.errors import BackpressureError, InvalidInputError
+from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionSpec, SessionState
+from rollmill.runtime.telemetry.clock import Clock
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.topics import COMPLETIONS, SESSIONS
+from rollmill_capture.admission import Admission, NoCapacityError
+from rollmill_capture.auth import TENANT, digest_of, is_token_of, new_token
+from rollmill_capture.errors import RefusalError, json_response
+from rollmill_capture.event_log.event_writer import EventSink, NotAcknowledgedError
+from rollmill_capture.http.session_requests import Closing, Opening, Unsure, read_closing, read_opening
+from rollmill_capture.http.session_resolver import SessionDesk
+from rollmill_capture.json_body import parse_object, read_body
+
+R = TypeVar("R")
+
+CREATED = 201
+UNPROCESSABLE = 422
+SPEC_BYTES = SESSIONS.max_bytes // 2
+CLOSING_BYTES = COMPLETIONS.max_bytes - 2**20
+"""Largest bodies: what they become has to fit its topic."""
+LOCKS = 256
+
+
+@dataclass(frozen=True)
+class SessionApi:
+    desk: SessionDesk
+    sink: EventSink
+    clock: Clock
+    metrics: Metrics
+    public_url: str
+    policies: frozenset[str]
+    """Those that some route trains; empty: nothing is trained, and any name will do."""
+    close_seconds: float
+    admission: Admission
+    validate: Callable[[SessionSpec], None]
+    """Raises InvalidInputError for unknown strategies and bad configs."""
+    locks: tuple[asyncio.Lock, ...] = field(default_factory=lambda: tuple(asyncio.Lock() for _ in range(LOCKS)))
+    """Requests about one session go one by one."""
+    unsure: Unsure = field(default_factory=Unsure)
+    tokens: Tokens = field(default_factory=lambda: Tokens())  # noqa: PLW0108  # defined below
+
+    async def open(self, request: Request) -> Response:
+        tenant = self.desk.tenant(request)
+        opening = _of_tenant(await self._read(request, read_opening, SPEC_BYTES), tenant)
+        self._check(opening.spec)
+        session_id = opening.session_id or uuid.uuid4().hex
+        async with self._lock(session_id):
+            known = None if opening.session_id is None else await self.desk.newest(session_id)
+            if known is not None and known.attempt >= opening.attempt:
+                return await self._opened_before(known, opening)
+            entry = await self._admitted(session_id, opening)
+        self.metrics.count("sessions_opened", purpose=entry.spec.purpose.value)
+        return json_response(self._introduced(entry), CREATED)
+
+    async def look(self, request: Request) -> Response:
+        entry = await self.desk.owned(request, request.path_params["session_id"])
+        spec = entry.spec.model_dump(mode="json")
+        return json_response({**self._described(entry), "opened_at": entry.opened_at, "spec": spec})
+
+    async def close(self, request: Request) -> Response:
+        """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
+        closing = await self._read(request, read_closing, CLOSING_BYTES)
+        entry = await self.desk.owned(request, request.path_params["session_id"])
+        with self.desk.in_flight.closing(entry.session_id):
+            await self._idle(entry.session_id)
+            async with self._lock(entry.session_id):
+                return json_response(self._described(await self._close(entry.session_id, closing)))
+
+    async def _read(self, request: Request, read: Callable[[dict[str, Any]], R], limit: int) -> R:
+        try:
+            return read(parse_object(await read_body(request, limit)))
+        except InvalidInputError as error:
+            raise RefusalError(UNPROCESSABLE, str(error)) from error
+
+    def _check(self, spec: SessionSpec) -> None:
+        if self.policies and spec.policy not in self.policies:
+            raise RefusalError(
+                UNPROCESSABLE, f"policy {spec.policy!r} is trained by no route: {', '.join(sorted(self.policies))} is"
+            )
+        try:
+            self.validate(spec)
+        except InvalidInputError as error:
+            raise RefusalError(UNPROCESSABLE, str(error)) from error
+
+    async def _opened_before(self, known: SessionEntry, opening: Opening) -> Response:
+        same = known.attempt == opening.attempt and known.spec == opening.spec
+        if same and known.state is SessionState.OPEN:
+            if self.tokens.of(known) is None:
+                # Opened at another replica, or before a restart: nobody here knows the token any more.
+                known = await self._with_new_token(known)
+            return json_response(self._introduced(known))
+        state = "with another spec" if not same else "and is closed"
+        raise RefusalError(
+            409,
+            f"session {known.session_id!r}, attempt {known.attempt}, was opened {state}; choose another session_id, "
+            "or a higher attempt",
+        )
+
+    async def _admitted(self, session_id: str, opening: Opening) -> SessionEntry:
+        """Raises RefusalError (429) where the session's group may not start now."""
+        if self.admission.counts(opening.spec):
+            # What other replicas have admitted counts, too: all that is written by now is read first.
+            await self.desk.table.catch_up(self.desk.position, self.desk.lookup_seconds)
+        try:
+            self.admission.admit(session_id, opening.spec, self.clock.now())
+        except NoCapacityError as error:
+            self.metrics.count("sessions_turned_away", policy=opening.spec.policy)
+            raise RefusalError(429, str(error), retry=True, retry_after=error.retry_after) from error
+        try:
+            return await self._write_opening(session_id, opening)
+        except RefusalError:
+            self.admission.withdraw(session_id, opening.spec)
+            raise
+
+    async def _write_opening(self, session_id: str, opening: Opening) -> SessionEntry:
+        attempt, spec = opening.attempt, opening.spec
+        event = self.unsure.again(SessionOpened(session_id=session_id, attempt=attempt, spec=spec, at=self.clock.now()))
+        entry = SessionEntry(
+            session_id=session_id,
+            attempt=attempt,
+            state=SessionState.OPEN,
+            spec=spec,
+            opened_at=event.at,
+            token=self.tokens.new(session_id),
+        )
+        await self._write(event, entry)
+        return entry
+
+    async def _with_new_token(self, entry: SessionEntry) -> SessionEntry:
+        renewed = entry.replace(token=self.tokens.new(entry.session_id))
+        await self._append_entry(renewed)
+        self.desk.table.apply(renewed)
+        return renewed
+
+    async def _append_entry(self, entry: SessionEntry) -> None:
+        value = encode(entry, JSON)
+        try:
+            with self.sink.room(len(value)):
+                await self.sink.append(SESSIONS, entry.session_id, value)
+        except NotAcknowledgedError as error:
+            raise RefusalError(503, f"{error}; ask again", retry=True) from error
+        except BackpressureError as error:
+            raise RefusalError(503, str(error), retry=True, retry_after=error.retry_after) from error
+
+    async def _idle(self, session_id: str) -> None:
+        try:
+            async with asyncio.timeout(self.close_seconds):
+                await self.desk.in_flight.idle(session_id)
+        except TimeoutError:
+            raise RefusalError(
+                409, f"session {session_id!r} still has calls in flight; cancel them, then close it", retry=True
+            ) from None
+
+    async def _close(self, session_id: str, closing: Closing) -> SessionEntry:
+        entry = await self.desk.newest(session_id) or await self.desk.known(session_id)
+        if closing.attempt not in (None, entry.attempt):
+            raise RefusalError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
+        if entry.state is SessionState.CLOSED:
+            return _closed_before(entry, closing)
+        event = self.unsure.again(
+            SessionClosed(session_id=session_id, attempt=entry.attempt, at=self.clock.now(), **closing.fields)
+        )
+        closed = entry.replace(state=SessionState.CLOSED, closing=closing.digest, closed_at=event.at)
+        await self._write(event, closed)
+        self.metrics.count("sessions_closed", status=event.status.value)
+        return closed
+
+    async def _write(self, event: SessionOpened | SessionClosed, entry: SessionEntry) -> None:
+        """First the event, then the entry: who finds the entry can rely on the event."""
+        told, written = encode(event), encode(entry, JSON)
+        try:
+            with self.sink.room(len(told) + len(written)):
+                await self.sink.append(COMPLETIONS, event.session_id, told)
+                await self.sink.append(SESSIONS, entry.session_id, written)
+        except NotAcknowledgedError as error:
+            self.unsure.keep(event)
+            raise RefusalError(503, f"{error}; ask again", retry=True) from error
+        except BackpressureError as error:
+            raise RefusalError(503, str(error), retry=True, retry_after=error.retry_after) from error
+        self.unsure.forget(event)
+        self.desk.table.apply(entry)
+
+    def _lock(self, session_id: str) -> asyncio.Lock:
+        return self.locks[hash(session_id) % len(self.locks)]
+
+    def _described(self, entry: SessionEntry) -> dict[str, Any]:
+        return {
+            "session_id": entry.session_id,
+            "attempt": entry.attempt,
+            "state": entry.state.value,
+            "base_url": self._base_url(entry),
+        }
+
+    def _introduced(self, entry: SessionEntry) -> dict[str, Any]:
+        """With all that an agent needs: the token is told to who opens a session, and to nobody else."""
+        token = self.tokens.of(entry) or entry.session_id
+        environment = _environment(entry, self._base_url(entry), token)
+        return {**self._described(entry), "api_key": token, "environment": environment}
+
+    def _base_url(self, entry: SessionEntry) -> str:
+        return f"{self.public_url}/sessions/{entry.session_id}/v1"
+
+
+class Tokens:
+    """The tokens of the sessions that were opened here last; only their digests are written down."""
+
+    def __init__(self, room: int = 100_000) -> None:
+        self._tokens: dict[str, str] = {}
+        self._room = room
+
+    def new(self, session_id: str) -> str:
+        """A new token for a session; returns its digest."""
+        token = new_token()
+        self._tokens.pop(session_id, None)
+        self._tokens[session_id] = token
+        if len(self._tokens) > self._room:
+            del self._tokens[next(iter(self._tokens))]
+        return digest_of(token)
+
+    def of(self, entry: SessionEntry) -> str | None:
+        """The session's token, where it is still the one; None: unknown here."""
+        token = self._tokens.get(entry.session_id)
+        return token if is_token_of(token, entry.token) else None
+
+
+def _of_tenant(opening: Opening, tenant: str | None) -> Opening:
+    if tenant is None:
+        return opening
+    metadata = {**opening.spec.metadata, TENANT: tenant}
+    return replace(opening, spec=opening.spec.replace(metadata=metadata))
+
+
+def _closed_before(entry: SessionEntry, closing: Closing) -> SessionEntry:
+    if entry.closing == closing.digest:
+        return entry
+    raise RefusalError(409, f"session {entry.session_id!r} was closed before, with another status, output or reward")
+
+
+def _environment(entry: SessionEntry, base_url: str, token: str) -> dict[str, str]:
+    """What a process needs so that a stock SDK in it talks to capture."""
+    task = {} if entry.spec.task_id is None else {"ROLLMILL_TASK_ID": entry.spec.task_id}
+    address = base_url.removesuffix("/v1")  # other SDKs put the version behind it themselves
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": address,
+        "ANTHROPIC_API_KEY": token,
+        "GOOGLE_GEMINI_BASE_URL": address,
+        "GEMINI_API_KEY": token,
+        "ROLLMILL_SESSION_ID": entry.session_id,
+        **task,
+    }

@@ -1,0 +1,276 @@
+"""A reply that the engine breaks off for new weights, and how it goes on: by its prompt's ids and those sampled so far.
+
+The rest is asked for as a completion (vLLM takes ids as prompt) and told as chat, so that the client sees one reply
+(RULES A12; bug class: agents got partial answers with reason abort, whole groups were lost). Thoughts and tool calls
+are read from the text of all that was sampled (`rollmill_capture.proxy.reasoning_parser`). Grammars, penalties and
+counts over the whole reply cannot begin in the middle: such a reply is not continued. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import orjson
+
+from rollmill.models import PolicyVersion, VersionRun, VersionRuns
+from rollmill_capture.proxy.reasoning_parser import CannotContinueError, Retelling
+from rollmill_capture.proxy.upstream_request import ServedRequest
+from rollmill_capture.sse import Comment, EventParser, ServerEvent
+from rollmill_capture.upstream.formats import Reading
+from rollmill_capture.upstream.formats.chat import choices_of
+from rollmill_capture.upstream.formats.wire_format import CHAT
+
+ABORT = "abort"
+TRUNCATED = "length"
+STOP = "stop"
+CALLS = "tool_calls"
+
+_KEPT = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "bad_words",
+    "logit_bias",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "priority",
+    "stream",
+    "stream_options",
+)
+"""Fields that mean the same to the rest of a reply as to its beginning."""
+_FORBIDDEN = (
+    "functions",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "prompt_logprobs",
+)
+"""Fields that, when they say anything, depend on the whole reply."""
+_NOTHING: Mapping[str, tuple[Any, ...]] = {"repetition_penalty": (None, 1)}
+"""Values that say nothing, where they are not those of all fields."""
+_TEXTS = ("tool_calls", "reasoning", "reasoning_content")
+_FREE = (None, "auto", "none")
+"""Choices of tools that need no grammar."""
+
+
+@dataclass
+class Continuation:
+    """Of one call. ``parts``: version and number of tokens of each part that has ended."""
+
+    served: ServedRequest
+    parts: list[tuple[PolicyVersion, int]] = field(default_factory=list)
+    retelling: Retelling | None = None
+    """Of the part that runs, where its text has to be read; None: its text is the content."""
+
+    @property
+    def sampled(self) -> int:
+        return sum(tokens for _, tokens in self.parts)
+
+    def end_part(self, version: PolicyVersion, reading: Reading) -> None:
+        """What was sampled since the last part is of ``version``."""
+        self.parts.append((version, reading.sampled_tokens - self.sampled))
+
+    @property
+    def versions(self) -> VersionRuns | None:
+        """Of all sampled tokens; None: there was but one part, whose version the call says."""
+        if len(self.parts) < 2:  # noqa: PLR2004  # two parts have a border between them
+            return None
+        return tuple(VersionRun(version, tokens) for version, tokens in self.parts if tokens)
+
+    def left(self, reading: Reading) -> int | None:
+        """Tokens that may still be sampled; None: as many as the model has room for.
+
+        Raises CannotContinueError where the rest would not be as if nothing had happened.
+        """
+        self._refuse_unlike(reading)
+        fields = self.served.fields
+        limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
+        return None if limit is None else int(limit) - reading.sampled_tokens
+
+    def needs_text(self, reading: Reading) -> bool:
+        """Whether thoughts or tool calls may be in what was sampled or will be: `retell` then wants its text."""
+        return self._tools or any(_message(reading).get(name) for name in _TEXTS)
+
+    def ids(self, reading: Reading) -> list[int]:
+        """Of all that was sampled."""
+        ids = reading.choices[0].token_ids if reading.choices else None
+        return [] if ids is None else ids.tolist()
+
+    def retell(self, reading: Reading, text: str, name: str) -> None:
+        """Read the rest as what follows ``text``. Raises CannotContinueError."""
+        self.retelling = Retelling(text, _message(reading), tools=self._tools, name=name)
+
+    @property
+    def _tools(self) -> bool:
+        fields = self.served.fields
+        return bool(fields.get("tools")) and fields.get("tool_choice") != "none"
+
+    def request(self, reading: Reading, salt: str | None) -> bytes:
+        """The completion that gives the rest: by the ids, with the budget that is left."""
+        fields = self.served.fields
+        prompt = [] if reading.prompt_ids is None else reading.prompt_ids.tolist()
+        marked = {} if self.retelling is None else {"skip_special_tokens": False}
+        body = {
+            **{name: fields[name] for name in _KEPT if fields.get(name) is not None},
+            **marked,
+            "prompt": [*prompt, *self.ids(reading)],
+            "max_tokens": self.left(reading),  # null, too, has to be said: left out it is 16
+            "logprobs": 1,
+            "return_token_ids": True,
+        }
+        return orjson.dumps(body if salt is None else {**body, "cache_salt": salt})
+
+    def _refuse_unlike(self, reading: Reading) -> None:
+        served = self.served
+        if served.wire is not CHAT or served.choices != 1:
+            raise CannotContinueError("only a chat completion with one choice is continued")
+        said = [name for name in _FORBIDDEN if served.fields.get(name) not in _NOTHING.get(name, (None, [], 0))]
+        if said:
+            raise CannotContinueError(f"`{said[0]}` depends on the whole reply")
+        if self._tools and served.fields.get("tool_choice") not in _FREE:
+            raise CannotContinueError("a tool that has to be called is a grammar over the whole reply")
+        if reading.prompt_ids is None or any(choice.token_ids is None for choice in reading.choices):
+            raise CannotContinueError("the engine gave no ids to go on from")
+        if _message(reading).get("refusal"):
+            raise CannotContinueError("the reply is a refusal")
+
+
+def _message(reading: Reading) -> dict[str, Any]:
+    """What the client was told."""
+    found: dict[str, Any] = orjson.loads(reading.choices[0].message or b"{}") if reading.choices else {}
+    return found
+
+
+def is_aborted(body: Any) -> bool:
+    """Whether a chat's body or chunk says that the engine broke it off."""
+    return isinstance(body, dict) and any(choice.get("finish_reason") == ABORT for choice in choices_of(body))
+
+
+def without_end(chunk: dict[str, Any]) -> dict[str, Any]:
+    """A chunk as if it were in the middle of its reply."""
+    return {**chunk, "choices": [{**choice, "finish_reason": None} for choice in choices_of(chunk)]}
+
+
+def as_chat_chunk(
+    chunk: Mapping[str, Any], like: Mapping[str, Any], sampled: int, retelling: Retelling | None = None
+) -> dict[str, Any]:
+    """A completion's chunk as one of the chat's stream. ``like``: a chunk of the beginning; ``sampled``: its tokens."""
+    told = {**chunk, **{name: like[name] for name in ("id", "object", "created", "model") if name in like}}
+    told["choices"] = [_as_chat_choice(choice, retelling) for choice in choices_of(dict(chunk))]
+    if isinstance(chunk.get("usage"), dict):
+        told["usage"] = _whole_usage(chunk["usage"], sampled)
+    return told
+
+
+class Rest:
+    """A completion's stream, told as the rest of a chat's: an iterator of bytes."""
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        like: Mapping[str, Any],
+        sampled: int,
+        retelling: Retelling | None = None,
+    ) -> None:
+        self._retelling = retelling
+        self._pieces = pieces
+        self._like = like
+        self._sampled = sampled
+        self._parser = EventParser()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return b"".join(map(self._told, self._parser.feed(await anext(self._pieces))))
+
+    def _told(self, event: ServerEvent | Comment) -> bytes:
+        if isinstance(event, Comment):
+            return b": \n\n"
+        try:
+            chunk = orjson.loads(event.data)
+        except orjson.JSONDecodeError:
+            chunk = None
+        if isinstance(chunk, dict) and "error" not in chunk:
+            return b"data: " + orjson.dumps(as_chat_chunk(chunk, self._like, self._sampled, self._retelling)) + b"\n\n"
+        return b"data: " + event.data.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
+def end_chunk(like: Mapping[str, Any]) -> dict[str, Any]:
+    """The chunk that ends a reply whose budget was used up."""
+    choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": TRUNCATED, "token_ids": []}
+    return {**{name: item for name, item in like.items() if name != "usage"}, "choices": [choice]}
+
+
+def joined(chat: dict[str, Any], rest: dict[str, Any], retelling: Retelling | None = None) -> dict[str, Any]:
+    """A chat's body and the completion that went on with it, as one chat's body. Raises CannotContinueError."""
+    first, more = choices_of(chat)[0], _as_chat_choice((choices_of(rest) or [{}])[0], retelling)
+    message = first.get("message") or {}
+    plain = (message.get("content") or "") + more["delta"].get("content", "")
+    choice = {
+        **first,
+        "message": {**message, **({"content": plain} if retelling is None else retelling.message())},
+        "token_ids": [*(first.get("token_ids") or []), *(more.get("token_ids") or [])],
+        "logprobs": {"content": [*_entries(first), *_entries(more)]},
+        "finish_reason": more.get("finish_reason"),
+        "stop_reason": more.get("stop_reason"),
+    }
+    usage = chat.get("usage") or {}
+    whole = (
+        _whole_usage(rest["usage"], usage.get("completion_tokens", 0)) if isinstance(rest.get("usage"), dict) else {}
+    )
+    return {**chat, "choices": [choice], "usage": {**usage, **whole}}
+
+
+def _entries(choice: Mapping[str, Any]) -> list[Any]:
+    logprobs = choice.get("logprobs")
+    return list(logprobs.get("content") or []) if isinstance(logprobs, dict) else []
+
+
+def _as_chat_choice(choice: Mapping[str, Any], retelling: Retelling | None) -> dict[str, Any]:
+    text, finish = choice.get("text") or "", choice.get("finish_reason")
+    delta = {"content": text}
+    if retelling is not None:
+        delta = retelling.more(text, final=finish not in (None, ABORT))
+        finish = CALLS if finish == STOP and retelling.calls else finish
+    return {
+        "index": choice.get("index", 0),
+        "delta": delta,
+        "logprobs": _chat_logprobs(choice.get("logprobs")),
+        "finish_reason": finish,
+        "stop_reason": choice.get("stop_reason"),
+        "token_ids": choice.get("token_ids"),
+    }
+
+
+def _chat_logprobs(logprobs: Any) -> dict[str, Any] | None:
+    if not isinstance(logprobs, dict):
+        return None
+    tokens, values = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
+    texts = [*tokens, *[""] * (len(values) - len(tokens))]
+    entries = zip(texts, values, strict=False)
+    return {
+        "content": [{"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in entries]
+    }
+
+
+def _whole_usage(usage: Mapping[str, Any], sampled: int) -> dict[str, Any]:
+    """A completion's usage counts the beginning of the reply as prompt."""
+    prompt, completion = usage.get("prompt_tokens", 0) - sampled, usage.get("completion_tokens", 0) + sampled
+    return {**usage, "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

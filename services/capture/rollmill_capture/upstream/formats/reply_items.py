@@ -1,0 +1,58 @@
+"""What the formats without token ids come down to: one reply in OpenAI's chat shape. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ReadChoice, Reading
+
+
+@dataclass
+class ReplySoFar:
+    """A reply of one choice; ``reading`` is what is known of it by now."""
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By their place in the reply."""
+    usage: tuple[int, int] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+    model: str | None = None
+
+    def begin_call(self, place: int, call_id: Any, name: Any, arguments: str = "") -> None:
+        self.calls[place] = {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name if isinstance(name, str) else "", "arguments": arguments},
+        }
+
+    def add_arguments(self, place: int, piece: Any) -> None:
+        if place in self.calls and isinstance(piece, str):
+            self.calls[place]["function"]["arguments"] += piece
+
+    def add_usage(self, usage: Any) -> None:
+        """Later counts replace earlier ones, each on its own."""
+        if not isinstance(usage, dict):
+            return
+        before = self.usage or (0, 0)
+        given = (usage.get("input_tokens"), usage.get("output_tokens"))
+        new = [count if type(count) is int and count >= 0 else old for count, old in zip(given, before, strict=True)]
+        self.usage = (new[0], new[1])
+
+    def reading(self, incomplete: Incomplete | None, error: str | None = None) -> Reading:
+        choice = ReadChoice(
+            index=0, message=self._message(), finish_reason=self.finish_reason, stop_reason=self.stop_reason
+        )
+        return Reading(choices=(choice,), usage=self.usage, model=self.model, incomplete=incomplete, error=error)
+
+    def _message(self) -> bytes:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts) or None}
+        if self.reasoning:
+            message["reasoning"] = "".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = [call for _, call in sorted(self.calls.items())]
+        return orjson.dumps(message)

@@ -1,0 +1,17 @@
+"""The bytes of a record, wherever they are kept."""
+
+from __future__ import annotations
+
+import stamina
+
+from rollmill.runtime.claim_check import Claims, StorageUnreachableError
+
+
+async def content_of(value: bytes | None, claims: Claims | None) -> bytes | None:
+    """A storage that is away is asked until it answers: the record waits. Raises PoisonRecordError."""
+    if claims is None:
+        return value
+    async for attempt in stamina.retry_context(on=StorageUnreachableError, attempts=None, timeout=None):
+        with attempt:
+            return await claims.redeem(value)
+    return None

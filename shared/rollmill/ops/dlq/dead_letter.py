@@ -1,0 +1,183 @@
+"""Dead letters as the topic has them: numbered by their place in it, with what was decided since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from aiokafka import ConsumerRecord
+
+from rollmill.codec import CONTENT_TYPE, DEAD_LETTER, DEAD_LETTER_DECISION, JSON, Headers, decode, header
+from rollmill.errors import InvalidInputError, PoisonRecordError
+from rollmill.models import DeadLetterInfo
+from rollmill.models.outcome import DeadLetterDecision
+from rollmill.ops.ledger.log_reader import Log
+from rollmill.settings import KafkaSettings
+from rollmill.topics import DEAD_LETTERS
+
+UNREADABLE = "unreadable"
+UNKNOWN = "unknown"
+
+JSON_HEADERS: Headers = ((CONTENT_TYPE, JSON.encode()),)
+
+
+class Place(NamedTuple):
+    """Number of a dead letter: its partition and offset in ``dead-letters``, which never change."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """From ``partition:offset``. Raises InvalidInputError."""
+        partition, _, offset = text.partition(":")
+        if not (partition.isdecimal() and offset.isdecimal()):
+            raise InvalidInputError(f"{text!r} is no number of a dead letter: partition:offset is, as `list` shows it")
+        return cls(int(partition), int(offset))
+
+
+class LetterState(StrEnum):
+    OPEN = "open"
+    REPLAYED = "replayed"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One dead letter, without its bytes: they may be many."""
+
+    place: Place
+    info: DeadLetterInfo
+    key: bytes
+    """As received."""
+    headers: Headers
+    """As received."""
+    size: int
+    """Bytes of the value."""
+    at: float
+    """When it was set aside, by Kafka's clock, in seconds."""
+    decisions: tuple[DeadLetterDecision, ...] = ()
+
+    @property
+    def state(self) -> LetterState:
+        return LetterState(self.decisions[-1].decision) if self.decisions else LetterState.OPEN
+
+    @property
+    def source(self) -> str:
+        return f"{self.info.topic}/{self.info.partition}@{self.info.offset}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which letters; None is any. ``since``: seconds since the epoch."""
+
+    places: frozenset[Place] | None = None
+    stage: str | None = None
+    reason: str | None = None
+    topic: str | None = None
+    key: str | None = None
+    since: float | None = None
+    state: LetterState | None = None
+
+    def takes(self, letter: Letter) -> bool:
+        asked = (
+            (self.stage, letter.info.stage),
+            (self.reason, letter.info.reason),
+            (self.topic, letter.info.topic),
+            (self.key, letter.key.decode("utf-8", "backslashreplace")),
+            (self.state, letter.state),
+        )
+        named = self.places is None or letter.place in self.places
+        recent = self.since is None or letter.at >= self.since
+        return named and recent and all(wanted in (None, found) for wanted, found in asked)
+
+
+@dataclass
+class Letters:
+    """Folds the records of ``dead-letters``, in the order of each partition.
+
+    A record that says neither why it is here nor what was decided is a letter, too, with the reason ``unreadable``.
+    """
+
+    found: dict[Place, Letter] = field(default_factory=dict)
+
+    def take(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        place = Place(record.partition, record.offset)
+        headers: Headers = tuple(record.headers)
+        try:
+            if header(headers, DEAD_LETTER_DECISION) is not None:
+                self._decide(decode(DeadLetterDecision, header(headers, DEAD_LETTER_DECISION), JSON_HEADERS))
+            else:
+                self.found[place] = _letter(place, record, headers)
+        except PoisonRecordError as error:
+            self.found[place] = _unreadable(place, record, headers, error)
+
+    def _decide(self, decision: DeadLetterDecision) -> None:
+        place = Place(decision.partition, decision.offset)
+        letter = self.found.get(place)
+        if letter is not None:
+            self.found[place] = replace(letter, decisions=(*letter.decisions, decision))
+
+
+def _letter(place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers) -> Letter:
+    info: DeadLetterInfo = decode(DeadLetterInfo, header(headers, DEAD_LETTER), JSON_HEADERS)
+    try:
+        key = (record.key or b"") if info.key is None else bytes.fromhex(info.key)
+    except ValueError as error:
+        raise PoisonRecordError("invalid", f"the key is not in hexadecimal: {error}") from error
+    return Letter(
+        place=place,
+        info=info,
+        key=key,
+        headers=_received(headers),
+        size=len(record.value or b""),
+        at=record.timestamp / 1000,
+    )
+
+
+def _unreadable(
+    place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers, error: PoisonRecordError
+) -> Letter:
+    """Nobody knows where it came from: it can be shown and dropped, and driven nowhere."""
+    info = DeadLetterInfo(
+        reason=UNREADABLE,
+        error=str(error),
+        stage=UNKNOWN,
+        topic=UNKNOWN,
+        partition=place.partition,
+        offset=place.offset,
+    )
+    return Letter(place, info, record.key or b"", headers, len(record.value or b""), record.timestamp / 1000)
+
+
+def _received(headers: Headers) -> Headers:
+    """Without the last ``dead-letter`` header: it was added when the record was set aside."""
+    added = max(place for place, (name, _) in enumerate(headers) if name == DEAD_LETTER)
+    return (*headers[:added], *headers[added + 1 :])
+
+
+async def read_letters(settings: KafkaSettings) -> dict[Place, Letter]:
+    """All letters, in the order of their numbers."""
+    letters = Letters()
+    async with Log.open(settings) as log:
+        async for record in log.read(DEAD_LETTERS):
+            letters.take(record)
+    return dict(sorted(letters.found.items()))
+
+
+async def read_value(settings: KafkaSettings, place: Place) -> bytes:
+    """The bytes of a letter, as received."""
+    async with Log.open(settings) as log:
+        return (await log.at(DEAD_LETTERS, place.partition, place.offset)).value or b""
+
+
+def chosen(letters: dict[Place, Letter], wanted: Wanted) -> list[Letter]:
+    """Those that are ``wanted``. Raises InvalidInputError where a number is asked for that no letter has."""
+    missing = sorted((wanted.places or frozenset()) - set(letters))
+    if missing:
+        raise InvalidInputError(f"there is no dead letter {', '.join(map(str, missing))}")
+    return [letter for letter in letters.values() if wanted.takes(letter)]

@@ -1,0 +1,147 @@
+"""What is held, from the topics alone (RULES L4): records not taken yet, state, steps not acknowledged.
+
+Stages are read from the source downstream. A token only ever moves downstream, and a stage's state, position and
+outputs change in one transaction; so whatever is held when the reading begins is found here, or has its disposition
+when the outcomes are read afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import orjson
+
+from rollmill.codec import Headers, decode, read_manifest
+from rollmill.errors import PoisonRecordError
+from rollmill.models import BatchHeader, Manifest, Rewound, StepAcknowledged, StepsPlaced, TrainerEvent
+from rollmill.ops.ledger.batch_header import batch_header
+from rollmill.ops.ledger.log_reader import KafkaRecord, Log
+from rollmill.runtime.stream.changelog import POSITION
+from rollmill.topics import (
+    ACKS,
+    BATCHES,
+    BUILT,
+    STATE_BATCHER,
+    STATE_BUILDER,
+    STATE_REWARD_MERGER,
+    TRAJECTORIES,
+    Topic,
+)
+
+INTERNAL = "!"
+"""Begins the changelog keys that are the engine's own."""
+
+
+async def held(log: Log) -> AsyncIterator[Manifest]:
+    """Manifests of everything that is held somewhere."""
+    async for manifest in _stage(log, STATE_BUILDER, None):
+        yield manifest
+    async for manifest in _stage(log, STATE_REWARD_MERGER, BUILT):
+        yield manifest
+    async for manifest in _stage(log, STATE_BATCHER, TRAJECTORIES):
+        yield manifest
+    async for manifest in _unacknowledged(log):
+        yield manifest
+
+
+@dataclass
+class StageState:
+    """Live deltas and positions of a stage, folded from its changelog."""
+
+    live: dict[tuple[int, str], Manifest] = field(default_factory=dict)
+    """Manifests by changelog partition and key, where a delta has one."""
+    offsets: dict[str, int] = field(default_factory=dict)
+    """Next input offset by ``topic/partition``."""
+
+    def take(self, record: KafkaRecord) -> None:
+        key = (record.key or b"").decode()
+        if key == POSITION and record.value is not None:
+            self.offsets |= orjson.loads(record.value)["offsets"]
+        if not key.startswith(INTERNAL):
+            self._hold((record.partition, key), None if record.value is None else manifest_of(record))
+
+    def _hold(self, slot: tuple[int, str], manifest: Manifest | None) -> None:
+        if manifest is None:
+            self.live.pop(slot, None)
+        else:
+            self.live[slot] = manifest
+
+    def held(self) -> Iterator[Manifest]:
+        """The live manifests. Of a session that went on, a copy that stays for revisions holds nothing."""
+        manifests = tuple(self.live.values())
+        gone = {(item.session_id, item.attempt) for item in manifests if not item.units}
+        return (item for item in manifests if (item.session_id, item.attempt) not in gone)
+
+    def starts(self, topic: Topic) -> dict[int, int]:
+        """Next offset by partition of one input topic."""
+        places = ((slot.rpartition("/"), offset) for slot, offset in self.offsets.items())
+        return {int(number): offset for (name, _, number), offset in places if name == topic.name}
+
+
+def manifest_of(record: KafkaRecord) -> Manifest | None:
+    headers: Headers = tuple(record.headers)
+    return read_manifest(headers)
+
+
+async def _stage(log: Log, changelog: Topic, source: Topic | None) -> AsyncIterator[Manifest]:
+    """What lives in a stage's state, then what lies at or beyond its position in ``source``."""
+    state = StageState()
+    async for record in log.read(changelog):
+        state.take(record)
+    for manifest in state.held() if changelog is STATE_REWARD_MERGER else state.live.values():
+        yield manifest
+    if source is not None:
+        async for record in log.read(source, state.starts(source)):
+            waiting = manifest_of(record)
+            if waiting is not None:
+                yield waiting
+
+
+@dataclass
+class Acknowledged:
+    """Which ranks have finished which steps."""
+
+    _ranks: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+
+    def take(self, event: TrainerEvent) -> None:
+        if isinstance(event, StepAcknowledged):
+            self._ranks.setdefault((event.run, event.step), set()).add(event.rank)
+        if isinstance(event, Rewound):
+            self._take_back(event.run, event.next_step, event.rank)
+        if isinstance(event, StepsPlaced):
+            self._take_back(event.run, event.next_step, None)
+
+    def _take_back(self, run: str, next_step: int, rank: int | None) -> None:
+        for (of_run, step), ranks in self._ranks.items():
+            if of_run == run and step >= next_step:
+                ranks.intersection_update(() if rank is None else ranks - {rank})
+
+    def finished(self, header: BatchHeader) -> bool:
+        return len(self._ranks.get((header.run, header.step), ())) >= header.world_size
+
+
+async def _unacknowledged(log: Log) -> AsyncIterator[Manifest]:
+    """The traces of every step that not all ranks have acknowledged."""
+    acknowledged = Acknowledged()
+    async for record in log.read(ACKS):
+        with suppress(PoisonRecordError):  # the batcher sets it aside
+            acknowledged.take(decode(ACKS.model, record.value, tuple(record.headers)))
+    steps: dict[str, BatchHeader] = {}
+    async for record in log.read(BATCHES):
+        try:
+            header = batch_header(record.value or b"")
+        except PoisonRecordError:
+            continue  # the trainer refuses it; tokens that lie in no readable batch show as lost
+        if header.placement >= steps.get(header.batch_id, header).placement:
+            steps[header.batch_id] = header
+    open_steps = {batch_id: header for batch_id, header in steps.items() if not acknowledged.finished(header)}
+    for manifest in _traces(open_steps):
+        yield manifest
+
+
+def _traces(steps: Mapping[str, BatchHeader]) -> Iterator[Manifest]:
+    for header in steps.values():
+        for row in header.table:
+            yield Manifest(session_id=row.session_id, attempt=row.attempt, units=row.units)

@@ -1,0 +1,81 @@
+"""Second: the evaluations, as they were recorded or by other evaluators."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+
+from rollmill.codec import CONTENT_TYPE, JSON
+from rollmill.models import Evaluation, Trajectory
+from rollmill.ops.ledger.log_reader import Log
+from rollmill.ops.replay.plan import Plan
+from rollmill.ops.replay.reading import readable, records
+from rollmill.ops.replay.selection import Name
+from rollmill.ops.replay.stages import grading, settings_of
+from rollmill.ops.replay.writer import Writer
+from rollmill.runtime.kafka.transaction import Outgoing
+from rollmill.runtime.stream.processor import InputRecord
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.strategies import evaluator_registry
+from rollmill.topics import BUILT, EVALUATIONS, partition_of
+
+AT_ONCE = 256
+"""Records of one transaction, and trajectories graded side by side."""
+
+
+async def copy_evaluations(log: Log, taken: set[Name], writer: Writer) -> None:
+    """The recorded ones of the sessions that were taken, timers included, in their order."""
+    batch: list[Outgoing] = []
+    async for record in records(log, EVALUATIONS):
+        evaluation = readable(record)
+        if evaluation is not None and (evaluation.session_id, evaluation.attempt) in taken:
+            batch.append(_as_received(record, evaluation, writer))
+        if len(batch) >= AT_ONCE:
+            await writer.write(batch)
+            batch = []
+    await writer.write(batch)
+
+
+def _as_received(record: InputRecord, evaluation: Evaluation, writer: Writer) -> Outgoing:
+    key = evaluation.session_id.encode()
+    home = partition_of(key, writer.settings.partitions)
+    return writer.record(EVALUATIONS, home, key, record.content or b"", record.headers)
+
+
+async def grade(log: Log, plan: Plan, writer: Writer) -> None:
+    """Grades what was built with the plan's evaluators; a grade counts from the moment its session ended."""
+    settings = settings_of("evaluator", plan.into, plan.options)
+    rules = grading()
+    grader = rules.Grader(evaluator_registry(), settings.limits, SystemClock())  # type: ignore[attr-defined]  # of the evaluator's own settings
+    places = asyncio.Semaphore(settings.evaluator_concurrency)  # type: ignore[attr-defined]  # the same
+
+    async def one(trajectory: Trajectory, digest: str) -> list[Outgoing]:
+        async with places:
+            grades = [await grader.grade(trajectory, digest, spec) for spec in trajectory.spec.evaluators]
+        return [_graded(trajectory, rules.wire(_timeless(trajectory, item), EVALUATIONS.max_bytes)) for item in grades]
+
+    def _graded(trajectory: Trajectory, value: bytes) -> Outgoing:
+        key = trajectory.session_id.encode()
+        home = partition_of(key, writer.settings.partitions)
+        return writer.record(EVALUATIONS, home, key, value, ((CONTENT_TYPE, JSON.encode()),))
+
+    async for chunk in _chunks(log):
+        made = await asyncio.gather(*(one(trajectory, digest) for trajectory, digest in chunk))
+        await writer.write([record for records in made for record in records])
+
+
+def _timeless(trajectory: Trajectory, evaluation: Evaluation) -> Evaluation:
+    """Equal in every replay: the event time of the session's end, and no duration."""
+    return evaluation.replace(at=trajectory.closed_at, duration_seconds=None)
+
+
+async def _chunks(log: Log) -> AsyncIterator[list[tuple[Trajectory, str]]]:
+    chunk: list[tuple[Trajectory, str]] = []
+    async for record in records(log, BUILT):
+        content = record.content or b""
+        chunk.append((readable(record), hashlib.blake2b(content, digest_size=16).hexdigest()))
+        if len(chunk) >= AT_ONCE:
+            yield chunk
+            chunk = []
+    yield chunk

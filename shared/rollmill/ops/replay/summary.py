@@ -1,0 +1,140 @@
+"""What became of a set of sessions in one run, in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollmill.models import BatchHeader, Trajectory
+from rollmill.ops.ledger import Balance, LedgerReader
+from rollmill.ops.ledger.batch_header import batch_header
+from rollmill.ops.ledger.log_reader import Log
+from rollmill.ops.replay.reading import readable, records
+from rollmill.ops.replay.selection import Name
+from rollmill.settings import KafkaSettings
+from rollmill.topics import BATCHES, TRAJECTORIES
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """The newest revision of one trajectory."""
+
+    revision: int
+    status: str
+    lengths: tuple[int, ...]
+    """Tokens of prompt and response of each trace."""
+    reward: float | None
+    ungraded_reason: str | None
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Rewarded:
+        lengths = tuple(len(trace.prompt_ids) + len(trace.response_ids) for trace in trajectory.traces)
+        reward = trajectory.outcome_reward
+        reason = None if trajectory.graded else trajectory.ungraded_reason or "unknown"
+        return cls(trajectory.revision or 0, str(trajectory.status), lengths, reward, reason)
+
+
+@dataclass
+class Step:
+    """One step, from the header that all its micro-batches share."""
+
+    tokens: int
+    efficiency: float
+    staleness: Mapping[int, int]
+
+    @classmethod
+    def of(cls, header: BatchHeader) -> Step:
+        return cls(header.denominators.tokens, header.packing_efficiency, header.staleness_histogram)
+
+
+@dataclass
+class Summary:
+    """Of one run. `as_json` gives the numbers that are compared."""
+
+    balance: Balance
+    rewarded: dict[Name, Rewarded] = field(default_factory=dict)
+    steps: dict[str, Step] = field(default_factory=dict)
+    """By batch id."""
+
+    def take(self, trajectory: Trajectory) -> None:
+        found, name = Rewarded.of(trajectory), (trajectory.session_id, trajectory.attempt)
+        if name not in self.rewarded or self.rewarded[name].revision <= found.revision:
+            self.rewarded[name] = found
+
+    def as_json(self) -> dict[str, Any]:
+        lengths = [length for item in self.rewarded.values() for length in item.lengths]
+        return {
+            "trajectories": len(self.rewarded),
+            "status": _counts(item.status for item in self.rewarded.values()),
+            "traces": len(lengths),
+            "trace_tokens": _spread(lengths),
+            "rewards": self._rewards(),
+            "tokens": self._tokens(),
+            "steps": self._steps(),
+        }
+
+    def _rewards(self) -> dict[str, Any]:
+        given = [item.reward for item in self.rewarded.values() if item.reward is not None]
+        ungraded = _counts(item.ungraded_reason for item in self.rewarded.values() if item.ungraded_reason)
+        mean, deviation = (float(np.mean(given)), float(np.std(given))) if given else (None, None)
+        return {"graded": len(given), "mean": mean, "deviation": deviation, "ungraded": ungraded}
+
+    def _tokens(self) -> dict[str, Any]:
+        """The ledger's numbers, and the share of the captured tokens that was left out for good."""
+        found = self.balance.as_json()
+        total = self.balance.total
+        out = total.excluded.total() + total.dead_lettered.total()
+        rate = out / total.captured if total.captured else None
+        lengths = found["by_length"]
+        return {
+            **{name: found[name] for name in ("captured", "trained", "excluded", "dead_lettered", "pending")},
+            "drop_rate": rate,
+            "balanced": found["balanced"],
+            "trained_share_by_length": {
+                name: item["trained"] / item["captured"] for name, item in lengths.items() if item["captured"]
+            },
+        }
+
+    def _steps(self) -> dict[str, Any]:
+        steps = list(self.steps.values())
+        ages: Counter[int] = Counter()
+        for step in steps:
+            ages.update(step.staleness)
+        count = ages.total()
+        return {
+            "count": len(steps),
+            "tokens": sum(step.tokens for step in steps),
+            "packing_efficiency": float(np.mean([step.efficiency for step in steps])) if steps else None,
+            "mean_staleness": sum(age * tokens for age, tokens in ages.items()) / count if count else None,
+        }
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))
+
+
+def _spread(values: list[int]) -> dict[str, float | None]:
+    if not values:
+        return {"mean": None, "p50": None, "p95": None, "max": None}
+    p50, p95 = np.percentile(values, [50, 95])
+    return {"mean": float(np.mean(values)), "p50": float(p50), "p95": float(p95), "max": float(max(values))}
+
+
+async def summarize(settings: KafkaSettings, sessions: set[Name]) -> Summary:
+    """Of a prefix; other sessions than ``sessions`` count nowhere, but for the company they keep in a step."""
+    ledger = LedgerReader(settings, lambda outcome: (outcome.session_id, outcome.attempt) in sessions)
+    summary = Summary(await ledger.look())
+    async with Log.open(settings) as log:
+        async for record in records(log, TRAJECTORIES):
+            trajectory: Trajectory | None = readable(record)
+            if trajectory is not None and (trajectory.session_id, trajectory.attempt) in sessions:
+                summary.take(trajectory)
+        async for raw in log.read(BATCHES):
+            header = batch_header(raw.value or b"")
+            if any((row.session_id, row.attempt) in sessions for row in header.table):
+                summary.steps.setdefault(header.batch_id, Step.of(header))
+    return summary

@@ -1,0 +1,78 @@
+"""A stand-in for the trainer: it finishes steps at the pace of the live run, and computes nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rollmill.codec import CONTENT_TYPE, JSON, Headers, encode
+from rollmill.models import BatchHeader, Disposition, StepAcknowledged, Unit, outcome
+from rollmill.ops.ledger.batch_header import batch_header
+from rollmill.ops.replay.writer import Driver, Writer
+from rollmill.runtime.kafka.transaction import Outgoing
+from rollmill.runtime.stream.processor import Emit, InputRecord
+from rollmill.runtime.stream.producer_records import outgoing
+from rollmill.topics import ACKS, BATCHES, OUTCOMES
+
+STAGE = "replay"
+JSON_HEADERS: Headers = ((CONTENT_TYPE, JSON.encode()),)
+
+
+@dataclass
+class Trainer:
+    """Holds the steps that were cut; ``beats``: how often the live run's trainer will still finish one."""
+
+    batcher: Driver
+    writer: Writer
+    beats: int
+    in_hand: deque[BatchHeader] = field(default_factory=deque)
+
+    def receive(self, sent: list[tuple[Outgoing, int]]) -> None:
+        name = BATCHES.full_name(self.writer.settings.prefix)
+        headers = (batch_header(item.value or b"") for item, _ in sent if item.topic == name)
+        self.in_hand.extend(header for header in headers if header.rank == 0 and header.micro_batch == 0)
+
+    async def beat(self, at: float) -> None:
+        """The live run finished a step: so does this one, where it has one."""
+        self.beats -= 1
+        if self.in_hand:
+            await self._finish(self.in_hand.popleft(), at)
+
+    async def finish_rest(self, at: float) -> bool:
+        """With no beat to come, steps are finished at once. Returns whether there was one."""
+        finished = False
+        while self.in_hand and not self.beats:
+            await self._finish(self.in_hand.popleft(), at)
+            finished = True
+        return finished
+
+    async def _finish(self, header: BatchHeader, at: float) -> None:
+        acks = [_acknowledged(header, rank, at) for rank in range(header.world_size)]
+        records = [self.writer.record(ACKS, 0, str(ack.rank).encode(), encode(ack, JSON), JSON_HEADERS) for ack in acks]
+        offsets = await self.writer.write([*records, *self._trained(header, at)])
+        for sent, offset in zip(records, offsets, strict=False):
+            await self.batcher.feed(InputRecord(ACKS, 0, offset, sent.key, sent.value, sent.headers))
+
+    def _trained(self, header: BatchHeader, at: float) -> list[Outgoing]:
+        units: dict[tuple[str, int], tuple[Unit, ...]] = {}
+        for row in header.table:
+            units[row.session_id, row.attempt] = (*units.get((row.session_id, row.attempt), ()), *row.units)
+        words = (
+            outcome(
+                Disposition.TRAINED,
+                stage=STAGE,
+                session_id=session_id,
+                attempt=attempt,
+                units=own,
+                batch_id=header.batch_id,
+                at=at,
+            )
+            for (session_id, attempt), own in units.items()
+        )
+        return [outgoing(Emit(OUTCOMES, word.session_id, word), self.writer.settings) for word in words]
+
+
+def _acknowledged(header: BatchHeader, rank: int, at: float) -> StepAcknowledged:
+    return StepAcknowledged(
+        run=header.run, rank=rank, world_size=header.world_size, step=header.step, batch_id=header.batch_id, at=at
+    )

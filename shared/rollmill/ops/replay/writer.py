@@ -1,0 +1,105 @@
+"""The one producer of a replay, and a task of a stage driven without a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+
+from rollmill.codec import Headers
+from rollmill.errors import RetryableError
+from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.transaction import Outgoing, Transaction, TransactionFailedError, stop_producer
+from rollmill.runtime.stream.batch_processor import Fold, Work
+from rollmill.runtime.stream.changelog import POSITION, Position
+from rollmill.runtime.stream.processor import InputRecord, Stage, TaskView
+from rollmill.runtime.stream.task_identity import task_identity
+from rollmill.settings import KafkaSettings, ServiceSettings
+from rollmill.topics import Topic
+
+DEADLINE_SECONDS = 20.0
+MAX_UNWRITTEN = 16 * 2**20
+"""Output bytes of one transaction, about."""
+MAX_INPUTS = 2000
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes to the new prefix alone."""
+
+    settings: KafkaSettings
+    producer: AIOKafkaProducer
+    claims: Claims
+
+    async def write(self, records: Sequence[Outgoing]) -> list[int]:
+        """One transaction; returns the offset of each record. Raises RetryableError, FencedError."""
+        foreign = [record.topic for record in records if not record.topic.startswith(self.settings.prefix)]
+        if foreign:
+            raise ValueError(f"a replay into {self.settings.prefix} never writes to {foreign[0]}")
+        try:
+            kept = await self.claims.check_in_all(records)
+            return await Transaction(self.producer, DEADLINE_SECONDS).run(kept, None, "") if kept else []
+        except TransactionFailedError as error:
+            raise RetryableError(f"the replay broke off: {error}; start it again into another prefix") from error
+
+    def record(self, topic: Topic, partition: int, key: bytes, value: bytes, headers: Headers = ()) -> Outgoing:
+        return Outgoing(topic.full_name(self.settings.prefix), partition, key, value, headers)
+
+
+@asynccontextmanager
+async def open_writer(settings: KafkaSettings) -> AsyncIterator[Writer]:
+    producer = KafkaClients(settings).producer(f"{settings.prefix}replay")
+    await producer.start()
+    try:
+        yield Writer(settings, producer, Claims.of(settings))
+    finally:
+        await stop_producer(producer)
+
+
+@dataclass
+class Driver:
+    """One task of a stage: fed by hand, its outputs, changelog and position written as the engine would."""
+
+    stage: Stage[Any]
+    number: int
+    settings: ServiceSettings
+    writer: Writer
+    positions: dict[str, int] = field(default_factory=dict)
+    """Next input offset by ``topic/partition``."""
+
+    def __post_init__(self) -> None:
+        self._identity = task_identity(self.stage, self.number, self.settings)
+        self._fold: Fold[Any] = Fold(self.stage, self._identity, self.settings)
+        self._work = Work()
+
+    async def feed(self, record: InputRecord) -> None:
+        slot = f"{record.topic.name}/{record.partition}"
+        self._fold.take(self._work, record, slot, self.stage.inputs.index(record.topic))
+        self.positions[slot] = max(self.positions.get(slot, 0), record.offset + 1)
+        if self._work.size > MAX_UNWRITTEN or self._work.inputs.total() >= MAX_INPUTS:
+            await self.flush()
+        await asyncio.sleep(0)  # what is fetched beside this has its turn
+
+    async def tick(self, now: float) -> list[tuple[Outgoing, int]]:
+        """Let the stage look at the time; returns what it sent, with offsets."""
+        await self.flush()
+        view = TaskView(now, self.number, dict(self.positions), caught_up=True, keeps_up=True)
+        self._fold.tick(self._work, view)
+        return await self.flush()
+
+    async def flush(self) -> list[tuple[Outgoing, int]]:
+        """Commit what was done since the last time."""
+        work, self._work = self._work, Work()
+        if not (work.records or work.inputs):
+            return []
+        position = Position(dict(self.positions), self._fold.budget.level)
+        changelog = self._identity.changelog
+        last = Outgoing(changelog.topic, changelog.partition, POSITION.encode(), position.encode())
+        offsets = await self.writer.write([*work.records, last])
+        self._fold.settle(position.dead_letter_level, committed=True)
+        return list(zip(work.records, offsets, strict=False))

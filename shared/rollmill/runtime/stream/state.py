@@ -1,0 +1,130 @@
+"""A task's state: folded values, the changelog keys behind them, and undo to the last commit (RULES G1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Generic, TypeVar
+
+from rollmill.models import Manifest
+from rollmill.runtime.stream.processor import Effects, StateView
+
+V = TypeVar("V")
+
+Apply = Callable[[str, V | None, bytes], V]
+
+
+@dataclass(frozen=True)
+class ChangelogRecord:
+    """One record for the changelog; ``payload`` None is a tombstone."""
+
+    key: str
+    payload: bytes | None
+    manifest: Manifest | None = None
+
+
+def delta_key(state_key: str, origin: str, index: int) -> str:
+    """Changelog key of a delta: sorts by input offset within a state key.
+
+    ``origin`` is `origin_of` an input record; ``index`` counts the deltas of one state key from one record.
+    """
+    return f"{state_key}/{origin}.{index}"
+
+
+def origin_of(topic_index: int, partition: int, offset: int) -> str:
+    """Sortable name of an input record: topic letter, partition, zero-padded offset."""
+    return f"{chr(ord('a') + topic_index)}{partition:05d}.{offset:020d}"
+
+
+REPLACING = "="
+REPLACED = f"/{REPLACING}"
+
+
+def state_key_of(changelog_key: str) -> str:
+    """The state key that a changelog key belongs to."""
+    return changelog_key.rpartition("/")[0]
+
+
+def _state_key(changelog_key: bytes) -> bytes:
+    return changelog_key.rpartition(b"/")[0]
+
+
+class TaskState(StateView[V], Generic[V]):
+    """Folded values plus bookkeeping. ``mark`` is implied by `commit`; `rollback` returns to the last one."""
+
+    def __init__(self, apply: Apply[V]) -> None:
+        super().__init__()
+        self._apply = apply
+        self._deltas: dict[str, tuple[str, ...]] = {}
+        self._undo: dict[str, tuple[V | None, tuple[str, ...]]] = {}
+
+    def stage(self, effects: Effects, origin: str) -> list[ChangelogRecord]:
+        """Apply ends, then deltas, and return what the changelog must hold for them."""
+        records: list[ChangelogRecord] = []
+        for key in effects.ends:
+            records += self._end(key)
+        for index, delta in enumerate(effects.deltas):
+            name = f"{delta.key}/{REPLACING}" if delta.replaces else delta_key(delta.key, origin, index)
+            if delta.replaces:
+                records += self._forget_others(delta.key, name)
+            self._fold(delta.key, name, delta.payload, replaces=delta.replaces)
+            records.append(ChangelogRecord(name, delta.payload, delta.manifest))
+        return _newest(records)
+
+    def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
+        """Fold live changelog records, in the order of their keys; the same `apply` as live processing."""
+        for _ in self.restoring({name.encode(): payload for name, payload in records}):
+            pass
+
+    def restoring(self, live: dict[bytes, bytes]) -> Iterator[None]:
+        """`restore` record by record. Payloads leave ``live`` as they are folded, so that they are held once."""
+        ordered = sorted(live, key=lambda name: (_state_key(name), name))
+        for key, group in groupby(ordered, key=_state_key):
+            names = tuple(name.decode() for name in group)
+            value: V | None = None
+            for name in names:
+                before = None if name.endswith(REPLACED) else value
+                value = self._apply(key.decode(), before, live.pop(name.encode()))
+                yield
+            self._put(key.decode(), value, names)
+
+    def commit(self) -> None:
+        self._undo.clear()
+
+    def rollback(self) -> None:
+        """Return every key to its value at the last commit."""
+        for key, (value, names) in self._undo.items():
+            self._put(key, value, names)
+        self._undo.clear()
+
+    def _fold(self, key: str, name: str, payload: bytes, *, replaces: bool) -> None:
+        self._remember(key)
+        before = None if replaces else self._values.get(key)
+        names = () if replaces else self._deltas.get(key, ())
+        self._put(key, self._apply(key, before, payload), (*names, name))
+
+    def _end(self, key: str) -> list[ChangelogRecord]:
+        self._remember(key)
+        names = self._deltas.get(key, ())
+        self._put(key, None, ())
+        return [ChangelogRecord(name, None) for name in names]
+
+    def _forget_others(self, key: str, keep: str) -> list[ChangelogRecord]:
+        return [ChangelogRecord(name, None) for name in self._deltas.get(key, ()) if name != keep]
+
+    def _remember(self, key: str) -> None:
+        self._undo.setdefault(key, (self._values.get(key), self._deltas.get(key, ())))
+
+    def _put(self, key: str, value: V | None, names: tuple[str, ...]) -> None:
+        if value is None:
+            self._values.pop(key, None)
+            self._deltas.pop(key, None)
+        else:
+            self._values[key] = value
+            self._deltas[key] = names
+
+
+def _newest(records: list[ChangelogRecord]) -> list[ChangelogRecord]:
+    """The last word per key: one transaction needs no more."""
+    return list({record.key: record for record in records}.values())

@@ -1,0 +1,40 @@
+"""All five services on one cluster, as `rollmill up`, the demo and the end-to-end tests run them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rollmill.runtime.kafka.admin import apply_topics
+from rollmill.runtime.supervisor.program import DRAIN_ORDER, service_program
+from rollmill.runtime.supervisor.restart_policy import RestartPolicy
+from rollmill.runtime.supervisor.supervisor import DEFAULT_POLICY, Supervisor
+from rollmill.settings import KafkaSettings
+
+
+@asynccontextmanager
+async def running_services(
+    settings: KafkaSettings,
+    log_directory: Path,
+    *,
+    environment: Mapping[str, str],
+    report: Callable[[str], None],
+    policy: RestartPolicy = DEFAULT_POLICY,
+) -> AsyncIterator[Supervisor]:
+    """Create the topics, start the services, and yield once all are ready; drained in order at the end.
+
+    ``environment`` is what the services get (``PATH``, ``ROLLMILL_*``); cluster, prefix and counts of ``settings``
+    are laid over it. Raises ConfigurationError where the topics differ, FatalError where a service gives up.
+    """
+    await apply_topics(settings)
+    async with Supervisor(log_directory, environment=environment, report=report, policy=policy) as supervisor:
+        for service in DRAIN_ORDER:
+            await supervisor.start(service_program(service, kafka_environment(settings)))
+        await supervisor.wait_ready()
+        yield supervisor
+
+
+def kafka_environment(settings: KafkaSettings) -> dict[str, str]:
+    """The environment variables by which a service gets the same Kafka settings."""
+    return {f"ROLLMILL_{name.upper()}": str(value) for name, value in settings.model_dump(mode="json").items()}

@@ -1,0 +1,219 @@
+"""Starts programs, restarts them by their exit codes, tells when they are ready, drains them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from rollmill.errors import FatalError
+from rollmill.runtime.supervisor.probe import is_ready
+from rollmill.runtime.supervisor.program import Program, free_port
+from rollmill.runtime.supervisor.restart_policy import Next, RestartPolicy, Verdict
+
+HOST = "127.0.0.1"
+PROBE_SECONDS = 0.1
+LAST_WORDS = 2000
+DEFAULT_POLICY = RestartPolicy()
+
+
+@dataclass
+class _Child:
+    """One program and what is known of its process."""
+
+    program: Program
+    health_port: int
+    log: Path
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    process: Process | None = None
+    keeper: asyncio.Task[None] | None = None
+    starts: int = 0
+    failures: int = 0
+    last_exit: int | None = None
+
+    def last_words(self) -> str:
+        if not self.log.exists():
+            return ""
+        return self.log.read_bytes()[-LAST_WORDS:].decode(errors="replace")
+
+
+class Supervisor:
+    """Runs programs under names. Use as an async context manager: leaving it drains what still runs.
+
+    Every process gets a session of its own, so that Ctrl-C reaches the supervisor alone, and ends when the thread
+    that started it ends. ``report`` gets one plain line for everything that happens.
+    """
+
+    def __init__(
+        self,
+        log_directory: Path,
+        *,
+        environment: Mapping[str, str],
+        report: Callable[[str], None],
+        policy: RestartPolicy = DEFAULT_POLICY,
+    ) -> None:
+        self._logs = log_directory
+        self._environment = dict(environment)
+        self._report = report
+        self._policy = policy
+        self._children: dict[str, _Child] = {}
+        self._alarm: asyncio.Future[str] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._alarm = asyncio.get_running_loop().create_future()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self, program: Program) -> None:
+        """Start a program and keep it running. Raises FatalError where one of that name runs."""
+        if (known := self._children.get(program.name)) and known.keeper and not known.keeper.done():
+            raise FatalError(f"{program.name} runs already")
+        child = _Child(program, free_port(HOST), self._logs / f"{program.name}.log")
+        self._children[program.name] = child
+        await self._spawn(child)
+        child.keeper = asyncio.create_task(self._keep(child), name=f"keep {program.name}")
+
+    async def wait_ready(self, *names: str, timeout: float = 90.0) -> None:  # noqa: ASYNC109  # callers read it as such
+        """Wait until ``/ready`` of the named programs (none named: all) answers.
+
+        Raises FatalError, with the end of its log, when a program gave up or is not ready in time.
+        """
+        for name in names or tuple(self._children):
+            child = self._children[name]
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._until_ready(child)
+            except TimeoutError as error:
+                message = f"{name} is not ready after {timeout:g} s; the end of {child.log}:\n{child.last_words()}"
+                raise FatalError(message) from error
+
+    def health_url(self, name: str) -> str:
+        """Base of /live, /ready and /metrics of a program; the same over its restarts."""
+        return f"http://{HOST}:{self._children[name].health_port}"
+
+    def pid(self, name: str) -> int | None:
+        """Process id; None while it does not run."""
+        process = self._children[name].process
+        return process.pid if process is not None and process.returncode is None else None
+
+    def starts(self, name: str) -> int:
+        """How often the program was started."""
+        return self._children[name].starts
+
+    def log_file(self, name: str) -> Path:
+        return self._children[name].log
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal, SIGKILL to what the program started, too. It is restarted as after any crash."""
+        if (pid := self.pid(name)) is not None:
+            self._report(f"{name}: {number.name} to process {pid}")
+            _signal(pid, number)
+
+    async def stop(self, name: str, patience: float = 30.0) -> int | None:
+        """Drain one program (SIGTERM; SIGKILL after ``patience`` seconds). Returns its last exit code."""
+        child = self._children[name]
+        child.stopping.set()
+        if (pid := self.pid(name)) is not None:
+            self._report(f"{name}: draining")
+            _signal(pid, signal.SIGTERM)
+        if child.keeper is not None and not await _done_within(child.keeper, patience):
+            self.kill(name)
+            await child.keeper
+        return child.last_exit
+
+    async def close(self) -> None:
+        """Drain everything, in the order of the starts."""
+        for name in list(self._children):
+            await self.stop(name)
+        if self._alarm is not None and not self._alarm.done():
+            self._alarm.cancel()
+
+    async def alarm(self) -> str:
+        """Wait for a program that must not be restarted (exit code 70); the message says which and why."""
+        if self._alarm is None:
+            raise RuntimeError("the supervisor is not entered yet")
+        return await asyncio.shield(self._alarm)
+
+    async def _spawn(self, child: _Child) -> None:
+        environment = {**self._environment, **child.program.env, "ROLLMILL_HEALTH_PORT": str(child.health_port)}
+        launch = (sys.executable, "-m", "rollmill.runtime.supervisor.launch", str(os.getpid()))
+        command = (*launch, child.program.module, *child.program.arguments)
+        with child.log.open("ab") as log:
+            child.process = await asyncio.create_subprocess_exec(
+                *command, env=environment, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        child.starts += 1
+        self._report(f"{child.program.name}: started, process {child.process.pid}")
+
+    async def _keep(self, child: _Child) -> None:
+        while True:
+            verdict = await self._next(child)
+            if verdict.next is Next.ALARM:
+                self._raise_alarm(child)
+            if verdict.next is not Next.RESTART or child.stopping.is_set():
+                return
+            self._report(f"{child.program.name}: restart in {verdict.pause:g} s")
+            if await _set_within(child.stopping, verdict.pause):
+                return
+            await self._spawn(child)
+
+    async def _next(self, child: _Child) -> Verdict:
+        """Wait for the end of the process and judge it."""
+        began = time.monotonic()
+        if child.process is None:
+            raise RuntimeError(f"{child.program.name} was never started")
+        child.last_exit = code = await child.process.wait()
+        self._report(f"{child.program.name}: {_exit_words(code)}")
+        ran_long = time.monotonic() - began > self._policy.forgiven_after
+        child.failures = 1 if ran_long else child.failures + 1
+        return self._policy.after(code, failures=child.failures)
+
+    def _raise_alarm(self, child: _Child) -> None:
+        message = f"{child.program.name} stopped for good (exit code 70); the end of {child.log}:\n{child.last_words()}"
+        self._report(message)
+        if self._alarm is not None and not self._alarm.done():
+            self._alarm.set_result(message)
+
+    async def _until_ready(self, child: _Child) -> None:
+        while not await is_ready(HOST, child.health_port):
+            if child.keeper is not None and child.keeper.done():
+                name, code = child.program.name, child.last_exit
+                raise FatalError(f"{name} ended with {code} before it was ready:\n{child.last_words()}")
+            await asyncio.sleep(PROBE_SECONDS)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        if number is signal.SIGKILL:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+
+
+def _exit_words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
+
+
+async def _done_within(task: asyncio.Task[None], seconds: float) -> bool:
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    return bool(done)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether the event was set in time."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

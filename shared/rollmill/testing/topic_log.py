@@ -1,0 +1,104 @@
+"""Producing to and reading from the log in tests: plain bytes in, committed records out, bounded waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiokafka import ConsumerRecord, TopicPartition
+
+from rollmill.codec import DEAD_LETTER, JSON, Headers, decode, header
+from rollmill.errors import PoisonRecordError
+from rollmill.models import DeadLetterInfo
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.global_table import TableReader
+from rollmill.runtime.stream.processor import Stage
+from rollmill.runtime.stream.runner import run_stages
+from rollmill.runtime.stream.task import TaskTools
+from rollmill.runtime.telemetry.clock import SystemClock
+from rollmill.runtime.telemetry.health import Health
+from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.settings import KafkaSettings, ServiceSettings
+from rollmill.topics import Topic
+
+PATIENCE = 60.0
+QUIET_POLLS = 3
+
+JSON_HEADERS: Headers = (("content-type", JSON.encode()),)
+
+Sent = tuple[str, bytes]
+"""Key and value."""
+
+
+async def produce(
+    settings: KafkaSettings, topic: Topic, records: Iterable[Sent], *, headers: Headers = JSON_HEADERS
+) -> None:
+    """Send records by their keys and wait until all are acknowledged."""
+    producer = KafkaClients(settings).producer()
+    await producer.start()
+    try:
+        name = topic.full_name(settings.prefix)
+        sends = [await producer.send(name, value, key.encode(), headers=list(headers)) for key, value in records]
+        await asyncio.gather(*sends)
+    finally:
+        await producer.stop()
+
+
+async def read(settings: KafkaSettings, topic: Topic, done: int | Callable[[list[Any]], bool]) -> list[ConsumerRecord]:
+    """Committed records of all partitions once there are ``done`` of them (or it says so) and no more come for a while.
+
+    Raises TimeoutError after a minute.
+    """
+    enough = done if callable(done) else lambda found: len(found) >= done
+    records: list[ConsumerRecord] = []
+    async with KafkaClients(settings).reading(reset="earliest") as consumer:
+        name = topic.full_name(settings.prefix)
+        consumer.assign([TopicPartition(name, p) for p in range(topic.partitions(settings))])
+        quiet = 0
+        async with asyncio.timeout(PATIENCE):
+            while quiet < QUIET_POLLS or not enough(records):
+                found = await consumer.getmany(timeout_ms=100)
+                quiet = 0 if found else quiet + 1
+                for batch in found.values():
+                    records += batch
+    return records
+
+
+async def everything(settings: KafkaSettings, topic: Topic) -> list[Any]:
+    """The decoded values of all that is committed now. Raises PoisonRecordError where one cannot be read."""
+    found: list[Any] = []
+    poison: list[PoisonRecordError] = []
+    stop = asyncio.Event()
+    reader = TableReader(
+        KafkaClients(settings), settings, topic, lambda _, value: found.append(value), lambda _, e: poison.append(e)
+    )
+    reading = asyncio.create_task(reader.run(stop))
+    await asyncio.wait_for(reader.caught_up(), PATIENCE)
+    stop.set()
+    await reading
+    if poison:
+        raise poison[0]
+    return found
+
+
+def dead_letter_info(record: ConsumerRecord) -> DeadLetterInfo:
+    """What a dead letter says of itself."""
+    info: DeadLetterInfo = decode(DeadLetterInfo, header(record.headers, DEAD_LETTER), JSON_HEADERS)
+    return info
+
+
+@asynccontextmanager
+async def running(settings: ServiceSettings, stages: Sequence[Stage[Any]]) -> AsyncIterator[None]:
+    """Stages on the engine, in this process, each with its own metrics; drained at the end. Raises what ended them."""
+    clients, stop = KafkaClients(settings), asyncio.Event()
+    tools = [TaskTools(settings, clients, SystemClock(), Metrics(stage.name), Health()) for stage in stages]
+    work = [run_stages([stage], own, stop) for stage, own in zip(stages, tools, strict=True)]
+    job = asyncio.gather(*work, return_exceptions=True)
+    try:
+        yield
+    finally:
+        stop.set()
+        for failure in filter(None, await asyncio.wait_for(job, PATIENCE)):
+            raise failure

@@ -1,0 +1,84 @@
+"""Whole steps of one rank, read ahead of the trainer by a bounded number. Lives on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+
+from rollmill.errors import FatalError, PoisonRecordError, RollmillError
+from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
+from rollmill.trainer.batches.step_assembly import StepAssembler, StepRecords
+from rollmill.trainer.layouts.safetensors_reader import read_batch
+
+POLL_MS = 200
+
+
+class BatchReader:
+    """Reads one partition of ``batches`` from an explicit position, committed records only."""
+
+    def __init__(
+        self, clients: KafkaClients, partition: TopicPartition, assembler: StepAssembler, prefetch_steps: int
+    ) -> None:
+        self._consumer: AIOKafkaConsumer = clients.consumer()
+        self._partition = partition
+        self._assembler = assembler
+        self._ready: asyncio.Queue[StepRecords | Exception] = asyncio.Queue(prefetch_steps)
+        self._reading: asyncio.Task[None] | None = None
+        self.last_seen = "none"
+        self.position: int | None = None
+
+    async def start(self, offset: int) -> None:
+        """Read from ``offset`` on. Raises aiokafka's errors where the broker cannot be reached."""
+        try:
+            await self._consumer.start()
+        except BaseException:
+            await self.close()
+            raise
+        self._consumer.assign([self._partition])
+        self._consumer.seek(self._partition, offset)
+        self.position = offset
+        self._reading = asyncio.create_task(self._read_on())
+
+    async def next_step(self) -> StepRecords:
+        """Waits for the next whole step. Raises what went wrong in reading, after the steps before it."""
+        found = await self._ready.get()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait((self._reading,))
+        await stop_consumer(self._consumer)
+
+    async def _read_on(self) -> None:
+        try:
+            while True:
+                polled = await without_strays(self._consumer.getmany(timeout_ms=POLL_MS))
+                await self._take(record for records in polled.values() for record in records)
+        except Exception as error:  # noqa: BLE001  # handed to the trainer's thread, whatever it is
+            await self._ready.put(self._explained(error))
+
+    async def _take(self, records: Iterable[ConsumerRecord[Any, bytes]]) -> None:
+        for record in records:
+            step = self._assembler.feed(record.offset, read_batch(record.value or b""))
+            self.position = record.offset + 1
+            self.last_seen = f"step {self._assembler.next_step - (step is not None)} at offset {record.offset}"
+            if step is not None:
+                await self._ready.put(step)
+
+    def _explained(self, error: Exception) -> Exception:
+        where = f"{self._partition.topic}/{self._partition.partition} offset {self.position}"
+        if isinstance(error, OffsetOutOfRangeError):
+            return FatalError(f"{where} is outside the log: its batches were deleted before they were trained")
+        if isinstance(error, PoisonRecordError):
+            return FatalError(f"{where} is no readable batch: {error}")
+        if isinstance(error, KafkaError):
+            return FatalError(f"{where} cannot be read: {type(error).__name__}: {error}")
+        return error if isinstance(error, RollmillError) else FatalError(f"{where}: {type(error).__name__}: {error}")

@@ -1,0 +1,117 @@
+"""Steps laid out anew for another number of ranks: which layout is in force, and how to ask for one (RULES R4)."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+
+from rollmill.codec import decode
+from rollmill.errors import ConfigurationError, PoisonRecordError, RetryableError
+from rollmill.models import StepsPlaced, StepsReturned
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.telemetry.clock import Clock
+from rollmill.settings import KafkaSettings
+from rollmill.topics import ACKS, BATCHES
+from rollmill.trainer.acknowledgement import outgoing
+
+POLL_MS = 200
+SIGN = b'"placed"'
+"""In every answer of the batcher; most records of ``acks`` are none and need no decoding."""
+
+
+async def read_placement(clients: KafkaClients, settings: KafkaSettings) -> StepsPlaced | None:
+    """The layout in force; None where no steps were ever returned."""
+    newest: StepsPlaced | None = None
+    async with clients.reading(reset="earliest") as consumer:
+        place = _assigned(consumer, settings)
+        end = (await consumer.end_offsets([place]))[place]
+        while await consumer.position(place) < end:
+            for found in await _answers(consumer):
+                newest = found if found.run == settings.run else newest
+    return newest
+
+
+async def return_steps(
+    settings: KafkaSettings, clock: Clock, world_size: int, next_step: int | None, timeout_seconds: float
+) -> StepsPlaced:
+    """Have the batcher lay the steps out anew that are not acknowledged, and wait for its answer.
+
+    ``next_step``: from an older step on, such as a checkpoint's. Raises ConfigurationError for more ranks than
+    partitions, RetryableError where no answer came in time.
+    """
+    if world_size > settings.batch_partitions:
+        raise ConfigurationError(
+            f"world size {world_size}: batches of prefix {settings.prefix!r} has {settings.batch_partitions} partitions"
+        )
+    clients = KafkaClients(settings)
+    async with clients.reading(reset="earliest") as consumer:
+        request = StepsReturned(
+            run=settings.run,
+            request_id=uuid.uuid4().hex,
+            world_size=world_size,
+            next_step=next_step,
+            offsets=await _ends(consumer, settings),
+            at=clock.now(),
+        )
+        place = _assigned(consumer, settings)
+        consumer.seek(place, await _sent(clients, settings, request))
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await _answer(consumer, request)
+        except TimeoutError:
+            raise RetryableError(_silence(request, timeout_seconds)) from None
+
+
+def _silence(request: StepsReturned, seconds: float) -> str:
+    return (
+        f"the batcher of run {request.run!r} has not answered request {request.request_id} in {seconds:g} s: it "
+        "answers once it runs, unless it has refused (`rollmill tail dead-letters --from-beginning` says why)"
+    )
+
+
+async def _sent(clients: KafkaClients, settings: KafkaSettings, request: StepsReturned) -> int:
+    """Offset of the request."""
+    record = outgoing(ACKS, request.request_id, request, settings)
+    async with clients.producer() as producer:
+        sent = await producer.send_and_wait(
+            record.topic, record.value, record.key, partition=record.partition, headers=list(record.headers)
+        )
+    return int(sent.offset)
+
+
+async def _answer(consumer: AIOKafkaConsumer, request: StepsReturned) -> StepsPlaced:
+    while True:
+        for found in await _answers(consumer):
+            if found.request_id == request.request_id:
+                return found
+
+
+async def _answers(consumer: AIOKafkaConsumer) -> list[StepsPlaced]:
+    """Those of the next poll."""
+    polled = await consumer.getmany(timeout_ms=POLL_MS)
+    events = (_decoded(record) for records in polled.values() for record in records if SIGN in (record.value or b""))
+    return [event for event in events if isinstance(event, StepsPlaced)]
+
+
+def _decoded(record: ConsumerRecord[bytes, bytes]) -> object:
+    """None: unreadable, which the batcher sets aside."""
+    try:
+        event: object = decode(ACKS.model, record.value, tuple(record.headers))
+    except PoisonRecordError:
+        return None
+    return event
+
+
+async def _ends(consumer: AIOKafkaConsumer, settings: KafkaSettings) -> dict[str, int]:
+    """Where each partition of ``batches`` ends now. An open transaction of the batcher lies above."""
+    name = BATCHES.full_name(settings.prefix)
+    ends = await consumer.end_offsets([TopicPartition(name, number) for number in range(settings.batch_partitions)])
+    return {str(place.partition): end for place, end in ends.items()}
+
+
+def _assigned(consumer: AIOKafkaConsumer, settings: KafkaSettings) -> TopicPartition:
+    place = TopicPartition(ACKS.full_name(settings.prefix), 0)
+    consumer.assign([place])
+    return place

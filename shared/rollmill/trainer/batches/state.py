@@ -1,0 +1,67 @@
+"""Where a stream stands: what a trainer's checkpoint keeps, and what is committed with every step (RULES R3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pydantic import NonNegativeInt, PositiveInt, ValidationError
+
+from rollmill.errors import ConfigurationError
+from rollmill.models import Identifier, Record
+from rollmill.trainer.batches.rank_assignment import Share
+
+
+class StreamState(Record):
+    """Position after the last acknowledged step. Offsets have gaps, so the step is counted on its own."""
+
+    run: Identifier
+    epoch: NonNegativeInt = 0
+    """Epoch of the policy that the last acknowledged step was handed to."""
+    next_step: NonNegativeInt
+    offsets: dict[str, NonNegativeInt]
+    """Next offset by partition of ``batches``."""
+    world_size: PositiveInt
+    placement: NonNegativeInt = 0
+    """Of the records that the offsets are of (`BatchHeader.placement`)."""
+
+    def dump(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise ConfigurationError(f"this is no state of a batch stream: {error}") from error
+
+    def check(self, *, run: str, share: Share) -> dict[int, int]:
+        """The offsets to go on from; raises ConfigurationError where the state belongs to another stream."""
+        if self.run != run:
+            raise ConfigurationError(f"the state belongs to run {self.run!r}, this stream reads run {run!r}")
+        wanted = set(map(str, share.partitions))
+        if self.world_size != share.world_size or set(self.offsets) != wanted:
+            raise ConfigurationError(
+                f"the state is of partition {', '.join(self.offsets)} of {self.world_size}, rank {share.rank} of "
+                f"{share.ranks} reads {', '.join(sorted(wanted))} of {share.world_size}: give load_state_dict the "
+                "states of all ranks of the checkpoint"
+            )
+        return {int(number): offset for number, offset in self.offsets.items()}
+
+    @classmethod
+    def of_ranks(cls, states: Sequence[Self]) -> Self:
+        """One state with the partitions of all. Raises ConfigurationError where they are not of one checkpoint."""
+        first = states[0]
+        alike = {(each.run, each.epoch, each.next_step, each.world_size, each.placement) for each in states}
+        if len(alike) > 1:
+            raise ConfigurationError(
+                f"the states are not of one checkpoint: (run, epoch, step, ranks, placement) {sorted(alike)}"
+            )
+        offsets = {number: offset for each in states for number, offset in each.offsets.items()}
+        return first.replace(offsets=offsets)
+
+    def narrowed(self, share: Share) -> Self:
+        """With the partitions of one rank alone."""
+        kept = {number: offset for number, offset in self.offsets.items() if int(number) in share.partitions}
+        return self.replace(offsets=kept)

@@ -1,0 +1,65 @@
+"""What the topic ``policies`` says of one policy: its newest version and where its epochs forked (RULES R1, A4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rollmill.errors import FatalError, PoisonRecordError
+from rollmill.models import PolicyAnnouncement, PolicyVersion
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.global_table import TableReader
+from rollmill.settings import KafkaSettings
+from rollmill.topics import POLICIES
+
+
+@dataclass(frozen=True)
+class PolicyHistory:
+    """Announcements of one policy, in the order of the log."""
+
+    announcements: tuple[PolicyAnnouncement, ...] = ()
+
+    @property
+    def newest(self) -> PolicyVersion | None:
+        """The last announced; None before the first announcement."""
+        return self.announcements[-1].version if self.announcements else None
+
+    @property
+    def forks(self) -> dict[int, int]:
+        """Epoch to the version that it went on from."""
+        return {item.version.epoch: item.resumed_from for item in self.announcements if item.resumed_from is not None}
+
+    def adding(self, announcement: PolicyAnnouncement) -> PolicyHistory:
+        return PolicyHistory((*self.announcements, announcement))
+
+
+def history_of(policy: str, announcements: Iterable[PolicyAnnouncement]) -> PolicyHistory:
+    return PolicyHistory(tuple(item for item in announcements if item.policy == policy))
+
+
+async def read_history(
+    clients: KafkaClients, settings: KafkaSettings, policy: str, deadline_seconds: float
+) -> PolicyHistory:
+    """Everything that is announced now. Raises FatalError where the topic cannot be read in time."""
+    found: list[PolicyAnnouncement | None] = []
+    stop = asyncio.Event()
+    reader = TableReader(clients, settings, POLICIES, lambda _, item: found.append(item), _pass_over)
+    reading = asyncio.create_task(reader.run(stop))
+    caught_up = asyncio.create_task(reader.caught_up())
+    try:
+        done, _ = await asyncio.wait(
+            (reading, caught_up), timeout=deadline_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        stop.set()
+        caught_up.cancel()
+        await asyncio.wait((reading,), timeout=deadline_seconds)
+    if reading in done or not done:
+        why = reading.exception() if reading.done() else f"no answer in {deadline_seconds:g} s"
+        raise FatalError(f"the topic {POLICIES.full_name(settings.prefix)} cannot be read: {why}")
+    return history_of(policy, (item for item in found if item is not None))
+
+
+def _pass_over(_key: str, _error: PoisonRecordError) -> None:
+    """A record that is no announcement announces nothing."""

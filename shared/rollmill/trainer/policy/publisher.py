@@ -1,0 +1,155 @@
+"""`PolicyPublisher`: the trainer's word that every engine has loaded a version (RULES R1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rollmill.errors import InvalidInputError
+from rollmill.models import PolicyAnnouncement, PolicyVersion
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.telemetry.clock import Clock, SystemClock
+from rollmill.settings import KafkaSettings
+from rollmill.topics import POLICIES
+from rollmill.trainer.acknowledgement import outgoing
+from rollmill.trainer.event_loop_thread import LoopThread
+from rollmill.trainer.policy.capture_client import Captures
+from rollmill.trainer.policy.history import PolicyHistory, read_history
+from rollmill.trainer.transactional_writer import TransactionalWriter
+
+
+class PolicyPublisher:
+    """Announces versions of one policy, from one process of the trainer (rank 0).
+
+    Every method returns once Kafka has acknowledged. Starting a second publisher of the policy fences the first.
+    ``captures``: those that ``update`` pauses while the engines load.
+    """
+
+    def __init__(
+        self,
+        policy: str = "policy",
+        run: str | None = None,
+        settings: KafkaSettings | None = None,
+        clock: Clock | None = None,
+        captures: Captures | None = None,
+    ) -> None:
+        self._settings = settings or KafkaSettings()
+        self._policy = policy
+        self._run = run or self._settings.run
+        self._clock = clock or SystemClock()
+        self._captures = captures or Captures()
+        self._clients = KafkaClients(self._settings)
+        name = f"{self._settings.prefix}policy.{policy}"
+        self._writer = TransactionalWriter(self._clients, name, self._settings.transaction_timeout_ms)
+        self._loop = LoopThread(f"rollmill-policy-{policy}")
+        self._known: PolicyHistory | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest announced version; (0, 0) before the first."""
+        return self._history.newest or PolicyVersion()
+
+    def announce(self, version: PolicyVersion | int) -> PolicyVersion:
+        """Say what the engines hold, e.g. at the start; the newest version again is already said.
+
+        A plain number is a version of the newest epoch. Raises InvalidInputError for an older version.
+        """
+        wanted = self._full(version)
+        if wanted == self._history.newest:
+            return wanted
+        return self._write(wanted)
+
+    def update(
+        self,
+        version: PolicyVersion | int,
+        load: Callable[[], object] | None = None,
+        *,
+        mode: str = "wait",
+        wait_seconds: float = 600.0,
+        cache_reset: bool = False,
+    ) -> PolicyVersion:
+        """Announce that all engines have loaded new weights. Raises InvalidInputError unless the version is newer.
+
+        With ``load``, a function that makes them do so: ``captures`` are paused, it runs, they are resumed with the new
+        version, and it is announced (RULES A12). ``mode``: what becomes of calls in flight (``wait``, for at most
+        ``wait_seconds``; ``keep``; ``abort_resume``). ``cache_reset``: the engines drop their prefix caches with it.
+
+        Where ``load`` fails nobody knows what the engines hold: its error goes through, and captures stay paused until
+        a second ``update`` or ``release``.
+        """
+        wanted = self._full(version)
+        if wanted == self._history.newest:
+            raise InvalidInputError(f"version {wanted} is announced already; other weights need another number")
+        if load is not None:
+            self._refuse_backwards(wanted, None)
+            self._captures.pause(self._policy, mode, wait_seconds)
+            load()
+            self._captures.resume(self._policy, wanted, cache_reset=cache_reset)
+        return self._write(wanted)
+
+    def release(self) -> None:
+        """After an update that failed: calls go on, and the engines hold what they held before."""
+        self._captures.resume(self._policy, None, cache_reset=False)
+
+    def resume(self, version: int, epoch: int | None = None) -> PolicyVersion:
+        """A new epoch after loading a checkpoint of ``version``: all that was announced above it is another policy.
+
+        ``epoch``: None takes the next. Raises InvalidInputError for an epoch that has begun before.
+        """
+        newest = self.version.epoch
+        wanted = PolicyVersion(newest + 1 if epoch is None else epoch, version)
+        if wanted.epoch <= newest:
+            raise InvalidInputError(
+                f"epoch {wanted.epoch} of policy {self._policy!r} has begun; the next is {newest + 1}"
+            )
+        return self._write(wanted, resumed_from=version)
+
+    def close(self) -> None:
+        if self._loop.running:
+            self._loop.call(self._writer.close())
+        self._loop.close()
+
+    @property
+    def _history(self) -> PolicyHistory:
+        if self._known is None:
+            self._known = self._loop.call(self._open())
+        return self._known
+
+    async def _open(self) -> PolicyHistory:
+        # In this order: starting the producer ends what a predecessor left open, so that the reading sees its end.
+        await self._writer.start()
+        return await read_history(self._clients, self._settings, self._policy, self._writer.deadline_seconds)
+
+    def _full(self, version: PolicyVersion | int) -> PolicyVersion:
+        return PolicyVersion(self.version.epoch, version) if isinstance(version, int) else PolicyVersion(*version)
+
+    def _write(self, version: PolicyVersion, *, resumed_from: int | None = None) -> PolicyVersion:
+        self._refuse_backwards(version, resumed_from)
+        announcement = PolicyAnnouncement(
+            policy=self._policy, version=version, resumed_from=resumed_from, run=self._run, at=self._clock.now()
+        )
+        self._loop.call(self._writer.write([outgoing(POLICIES, self._policy, announcement, self._settings)]))
+        self._known = self._history.adding(announcement)
+        return version
+
+    def _refuse_backwards(self, version: PolicyVersion, resumed_from: int | None) -> None:
+        newest = self._history.newest
+        if newest is None or resumed_from is not None:
+            return
+        if version.epoch != newest.epoch:
+            raise InvalidInputError(
+                f"epoch {version.epoch} is not the running epoch {newest.epoch}; a checkpoint needs resume()"
+            )
+        if version < newest:
+            raise InvalidInputError(
+                f"version {version} is older than {newest}; after loading a checkpoint call resume()"
+            )

@@ -1,0 +1,215 @@
+"""The trainer's reading of ``trajectories``, and its words on them. Lives on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import orjson
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from rollmill.codec import decode
+from rollmill.errors import ConfigurationError, FatalError, PoisonRecordError
+from rollmill.models import Outcome, Trajectory
+from rollmill.runtime.claim_check import Claims, StorageUnreachableError
+from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
+from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
+from rollmill.settings import KafkaSettings
+from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES
+from rollmill.trainer.acknowledgement import outgoing
+from rollmill.trainer.committed_offsets import list_committed
+from rollmill.trainer.trajectories.offset_watermark import Place
+from rollmill.trainer.transactional_writer import TransactionalWriter
+
+POLL_MS = 200
+RETRY_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class At(NamedTuple):
+    """Where a record lies."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """One record."""
+
+    at: At
+    trajectory: Trajectory
+
+
+class TrajectorySession:
+    """Reads some partitions; ``writer`` None reads only."""
+
+    def __init__(self, settings: KafkaSettings, partitions: Sequence[int], writer: TransactionalWriter | None) -> None:
+        self._settings = settings
+        self._clients = KafkaClients(settings)
+        self._claims = Claims.of(settings)
+        self._topic = TRAJECTORIES.full_name(settings.prefix)
+        self._writer = writer
+        self._consumer: AIOKafkaConsumer | None = None
+        self._records: AsyncIterator[Read] | None = None
+        self._pending: asyncio.Task[Read] | None = None
+        self._stop = asyncio.Event()
+        self.places = {number: Place() for number in partitions}
+        self._open: dict[int, set[int]] = {number: set() for number in partitions}
+        self._position = dict.fromkeys(partitions, 0)
+
+    @property
+    def is_open(self) -> bool:
+        return self._consumer is not None
+
+    async def open(self, places: Mapping[int, Place] | None = None) -> None:
+        """Take over and read from ``places``, else from what is committed, else from the beginning.
+
+        Raises ConfigurationError where a batcher takes this prefix's trajectories, FatalError without a broker.
+        """
+        try:
+            if self._writer is not None and not self.is_open:
+                await self._refuse_batcher()
+                await self._writer.start()
+                self.places |= await self._committed(self._writer.transactional_id)
+            self.places |= {number: self.places[number].back_to(place) for number, place in (places or {}).items()}
+            await self._read_again()
+            if self._writer is not None:
+                await self._claim(self._writer)
+        except KafkaError as error:
+            await refuse_settings(self._settings)
+            where = self._settings.bootstrap_servers
+            raise FatalError(f"the stream cannot be opened at {where}: {type(error).__name__}: {error}") from error
+
+    async def next(self, timeout_seconds: float | None) -> Read | None:
+        """The next record; None once stopped. Raises TimeoutError."""
+        if self._pending is None:
+            if self._records is None:
+                raise FatalError("the stream is closed")
+            self._pending = asyncio.ensure_future(anext(self._records))
+        stopped = asyncio.create_task(self._stop.wait())
+        done, _ = await asyncio.wait(
+            (self._pending, stopped), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        stopped.cancel()
+        if self._stop.is_set():
+            return None
+        if self._pending not in done:
+            raise TimeoutError
+        found, self._pending = self._pending.result(), None
+        return found
+
+    def may_be_finished(self, read: Read) -> bool:
+        """Whether the record may have had its outcomes before a checkpoint was loaded."""
+        return read.at.offset < self.places[read.at.partition].reached
+
+    async def finish(self, records: Iterable[At], outcomes: Iterable[Outcome]) -> None:
+        """Outcomes and positions, in one transaction."""
+        by_partition: dict[int, list[int]] = {}
+        for partition, offset in records:
+            by_partition.setdefault(partition, []).append(offset)
+        after = {
+            number: self.places[number].finishing(offsets, self._open[number], self._position[number])
+            for number, offsets in by_partition.items()
+        }
+        if self._writer is not None:
+            commits = {
+                TopicPartition(self._topic, number): (place.next_offset, place.metadata())
+                for number, place in after.items()
+            }
+            words = [outgoing(OUTCOMES, item.session_id, item, self._settings) for item in outcomes]
+            await self._writer.write(words, commits)
+        self.places |= after
+        for number, offsets in by_partition.items():
+            self._open[number].difference_update(offsets)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def close(self) -> None:
+        self._stop.set()
+        await self._stop_reading()
+        if self._writer is not None:
+            await self._writer.close()
+
+    async def _refuse_batcher(self) -> None:
+        """A batcher's changelog is never empty once it has run."""
+        place = TopicPartition(STATE_BATCHER.full_name(self._settings.prefix), 0)
+        async with self._clients.reading() as consumer:
+            ends = await consumer.end_offsets([place])
+        if ends[place]:
+            raise ConfigurationError(
+                f"a batcher takes the trajectories of prefix {self._settings.prefix!r}: one consumer of record is "
+                "allowed; read along with record=False, or use a prefix without a batcher"
+            )
+
+    async def _claim(self, writer: TransactionalWriter) -> None:
+        """Commit the position as it is: a batcher that starts later finds a consumer of record."""
+        places = {
+            TopicPartition(self._topic, n): (place.next_offset, place.metadata()) for n, place in self.places.items()
+        }
+        await writer.write([], places)
+
+    async def _committed(self, group_id: str) -> dict[int, Place]:
+        found = await list_committed(self._clients, group_id, self._topic)
+        return {
+            number: Place(next_offset=offset, **orjson.loads(metadata or "{}"))
+            for number, (offset, metadata) in found.items()
+            if number in self.places
+        }
+
+    async def _read_again(self) -> None:
+        await self._stop_reading()
+        self._consumer = self._clients.consumer(reset="earliest")
+        await self._consumer.start()
+        self._consumer.assign([TopicPartition(self._topic, number) for number in self.places])
+        for number, place in self.places.items():
+            self._consumer.seek(TopicPartition(self._topic, number), place.next_offset)
+            self._open[number] = set()
+            self._position[number] = place.next_offset
+        self._records = self._read(self._consumer)
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> AsyncIterator[Read]:
+        done = {(number, offset) for number, place in self.places.items() for offset in place.done}
+        while True:
+            polled = await without_strays(consumer.getmany(timeout_ms=POLL_MS, max_records=100))
+            for record in (record for records in polled.values() for record in records):
+                self._position[record.partition] = record.offset + 1
+                if (record.partition, record.offset) not in done:
+                    self._open[record.partition].add(record.offset)
+                    yield Read(At(record.partition, record.offset), await self._decoded(record))
+
+    async def _decoded(self, record: object) -> Trajectory:
+        where = f"{self._topic}/{getattr(record, 'partition', '?')} offset {getattr(record, 'offset', '?')}"
+        try:
+            content = await self._content(record.value)  # type: ignore[attr-defined]  # aiokafka has no types
+            found: Trajectory = decode(Trajectory, content, tuple(record.headers))  # type: ignore[attr-defined]  # aiokafka has no types
+        except PoisonRecordError as error:
+            raise FatalError(f"{where} is no readable trajectory: {error}") from error
+        return found
+
+    async def _content(self, value: bytes | None) -> bytes | None:
+        """The value, wherever it was kept; a storage that is away is asked until it answers."""
+        while True:
+            try:
+                return await self._claims.redeem(value)
+            except StorageUnreachableError as error:
+                log.warning("trying again in %g s: %s", RETRY_SECONDS, error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _stop_reading(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((pending,))
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await stop_consumer(consumer)

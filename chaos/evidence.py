@@ -12,7 +12,7 @@ from chaos.stack import Stack
 from chaos.trainer import BOOK, SEEN
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
-from rollmill.models import CompletionRecord, Outcome
+from rollmill.models import CompletionRecord, TokenDisposition
 from rollmill.ops.dlq import read_letters
 from rollmill.ops.ledger.log_reader import Log
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
@@ -52,9 +52,9 @@ class Trained:
 class Evidence:
     captured: dict[str, Captured] = field(default_factory=dict)
     """By completion id; repeats of one are one."""
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, TokenDisposition] = field(default_factory=dict)
     """By outcome id; repeats of one are one."""
-    repeated: list[Outcome] = field(default_factory=list)
+    repeated: list[TokenDisposition] = field(default_factory=list)
     """What a stage said again: its transactions make that impossible."""
     built: Counter[str] = field(default_factory=Counter)
     """Trajectories by session."""
@@ -83,7 +83,7 @@ async def gather(stack: Stack) -> Evidence:
 
 
 def _take_outcome(evidence: Evidence, record: Any) -> None:
-    said: Outcome = decode(Outcome, record.value, tuple(record.headers))
+    said: TokenDisposition = decode(TokenDisposition, record.value, tuple(record.headers))
     if said.outcome_id in evidence.outcomes and said.stage in EXACTLY_ONCE:
         evidence.repeated.append(said)
     evidence.outcomes[said.outcome_id] = said

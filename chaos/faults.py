@@ -107,7 +107,7 @@ class Injector:
 
     @asynccontextmanager
     async def _zombie(self, fault: Fault) -> AsyncIterator[None]:
-        """A successor takes over while the process stands still; it must not come back (RULES T4)."""
+        """A successor takes over while the process stands still; it must not come back (rule T4)."""
         place, pid = len(self.stack.chronicle), self.stack.supervisor.pid(fault.target)
         _signal(pid, signal.SIGSTOP)
         twin = await self.stack.twin(fault.target)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import httpx
 
 from chaos.stack import Stack
-from rollmill.ops.dlq import open_desk, read_letters
+from rollmill.ops.dlq import open_manager, read_letters
 from rollmill.ops.dlq.dead_letter import LetterState
 from rollmill.ops.ledger.log_reader import Log
 from rollmill.runtime.telemetry.clock import SystemClock
@@ -55,7 +55,7 @@ async def _drive_again(stack: Stack) -> None:
     letters = await read_letters(stack.settings)
     if all(letter.state is not LetterState.OPEN for letter in letters.values()):
         return
-    async with open_desk(stack.settings, SystemClock(), "chaos") as desk:
+    async with open_manager(stack.settings, SystemClock(), "chaos") as desk:
         for place, letter in list(desk.letters.items()):
             if letter.state is LetterState.OPEN:
                 stack.chronicle.write(f"letter {place} is driven again: {letter.info.reason}")

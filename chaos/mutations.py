@@ -10,8 +10,8 @@ from typing import Any
 from aiokafka import AIOKafkaProducer, TopicPartition
 
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.kafka.transaction import Offset, Outgoing, Transaction, translate
-from rollmill.runtime.stream.batch_processor import Fold, Work
+from rollmill.runtime.kafka.transaction import Offset, ProducerRecord, Transaction, translate
+from rollmill.runtime.stream.batch_processor import BatchProcessor, TransactionBatch
 from rollmill.runtime.stream.task import Task
 
 MUTATION = "CHAOS_MUTATION"
@@ -42,7 +42,10 @@ def _replace(owner: type, name: str, value: object) -> None:
 
 def _await_no_sends() -> None:
     async def run(
-        self: Transaction, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, Offset] | None, group_id: str
+        self: Transaction,
+        records: Sequence[ProducerRecord],
+        offsets: Mapping[TopicPartition, Offset] | None,
+        group_id: str,
     ) -> list[int]:
         producer = self._producer
         try:
@@ -62,14 +65,14 @@ def _await_no_sends() -> None:
 
 
 def _write_no_changelog() -> None:
-    whole: Callable[..., None] = Fold._add
+    whole: Callable[..., None] = BatchProcessor._add
 
-    def add(self: Fold[Any], work: Work, *rest: Any) -> None:
+    def add(self: BatchProcessor[Any], work: TransactionBatch, *rest: Any) -> None:
         whole(self, work, *rest)
         changelog = self._identity.changelog.topic
         work.records = [record for record in work.records if record.topic != changelog]
 
-    _replace(Fold, "_add", add)
+    _replace(BatchProcessor, "_add", add)
 
 
 def _fence_nobody() -> None:

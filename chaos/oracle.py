@@ -15,7 +15,7 @@ import numpy.typing as npt
 from chaos.agents import Seen
 from chaos.dialogue import TURNS, Dialogue
 from chaos.evidence import Captured, Evidence, Trained
-from rollmill.models import Disposition, Outcome
+from rollmill.models import Disposition, TokenDisposition
 
 Counts = npt.NDArray[np.int64]
 LONGEST_LIST = 20
@@ -161,7 +161,7 @@ def _trained_units(trained: Iterable[Trained]) -> Iterator[tuple[str, int, int]]
             yield completion, start, stop
 
 
-def _closed_units(outcomes: Iterable[Outcome]) -> Iterator[tuple[str, Units]]:
+def _closed_units(outcomes: Iterable[TokenDisposition]) -> Iterator[tuple[str, Units]]:
     """Ranges by reason; what a trainer reports is left out: its book counts."""
     reasons: dict[str, list[tuple[str, int, int]]] = {}
     for said in outcomes:

@@ -1,4 +1,4 @@
-"""The network between one client and the broker: a TCP proxy that can cut, delay and swallow (RULES C6)."""
+"""The network between one client and the broker: a TCP proxy that can cut, delay and swallow (rule C6)."""
 
 from __future__ import annotations
 

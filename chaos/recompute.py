@@ -1,4 +1,4 @@
-"""Every batch once more, from the topic ``cuts``: the same topics and cuts must give the same bytes (RULES B2)."""
+"""Every batch once more, from the topic ``cuts``: the same topics and cuts must give the same bytes (rule B2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import Cut
 from rollmill.ops.ledger.log_reader import KafkaRecord, Log
-from rollmill.runtime.stream import Effects, InputRecord
+from rollmill.runtime.stream import InputRecord, Outputs
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.topics import BATCHES, CUTS, Topic
 from rollmill_batcher.groups.config import Rules
@@ -27,7 +27,7 @@ Bytes = dict[tuple[int, bytes], bytes]
 
 @dataclass
 class Recomputing:
-    """The batcher's state, folded again; intake first, then the cut (RULES B2).
+    """The batcher's state, folded again; intake first, then the cut (rule B2).
 
     A return of steps is no decision of a cut: their own cuts decide what they train, and the request, which lies in
     ``acks`` like all input, says for how many ranks. So it is met on the way.
@@ -48,7 +48,7 @@ class Recomputing:
         bare = cut.replace(batch_id=None, groups=(), excluded={})
         decision = decide(groups(self._state), progress_of(self._state), bare, self.rules)
         effects = effects_of(self._state, bare, decision, self.rules)
-        for emit in effects.emits:
+        for emit in effects.records:
             if emit.topic is CUTS and emit.value != cut:
                 self.differing.append(f"cut {cut.sequence}: decided otherwise")
         self._note(effects, f"~{cut.sequence:020d}")
@@ -57,8 +57,8 @@ class Recomputing:
         """What came after the last cut."""
         self._take_in({slot: records[-1].offset + 1 for slot, records in self.waiting.items() if records})
 
-    def _note(self, effects: Effects, origin: str) -> None:
-        for emit in effects.emits:
+    def _note(self, effects: Outputs, origin: str) -> None:
+        for emit in effects.records:
             if emit.topic is BATCHES and isinstance(emit.value, bytes):
                 self.found[emit.partition or 0, emit.key.encode()] = emit.value
         self._state.stage(effects, origin)

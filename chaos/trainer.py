@@ -48,7 +48,7 @@ class Trainer:
                 self._end()
 
     def _load(self) -> None:
-        """Weights, position and book, always of one moment; a restart is a new epoch (RULES R1)."""
+        """Weights, position and book, always of one moment; a restart is a new epoch (rule R1)."""
         checkpoint, book = self.directory / CHECKPOINT, self.directory / BOOK
         book.touch()
         if not checkpoint.exists():

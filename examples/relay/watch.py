@@ -9,7 +9,7 @@ from typing import Final
 from aiokafka import ConsumerRecord, TopicPartition
 
 from rollmill.codec import decode
-from rollmill.models import Disposition, Outcome
+from rollmill.models import Disposition, TokenDisposition
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import (
@@ -52,7 +52,7 @@ class Tally:
         disposed = (Disposition.TRAINED, Disposition.EXCLUDED, Disposition.DEAD_LETTERED)
         return self.tokens[Disposition.CAPTURED] - sum(self.tokens[disposition] for disposition in disposed)
 
-    def count(self, outcome: Outcome) -> None:
+    def count(self, outcome: TokenDisposition) -> None:
         self.tokens[outcome.disposition] += outcome.tokens
         if outcome.disposition is Disposition.EXCLUDED:
             self.excluded[outcome.reason or "unknown"] += outcome.tokens
@@ -102,9 +102,9 @@ class Watcher:
         if topic is TRAJECTORIES:
             self.tally.rewarded.add((record.key or b"").decode())
         if topic is OUTCOMES:
-            self._end(decode(Outcome, record.value, tuple(record.headers)))
+            self._end(decode(TokenDisposition, record.value, tuple(record.headers)))
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: TokenDisposition) -> None:
         self.tally.count(outcome)
         if outcome.disposition is not Disposition.CAPTURED:
             self._on_end(outcome.session_id)

@@ -85,6 +85,6 @@ class ConfigurationError(FatalError):
 
 
 class FencedError(FatalError):
-    """Another process owns the task now; this one must not come back by itself (RULES T4)."""
+    """Another process owns the task now; this one must not come back by itself (rule T4)."""
 
     exit_code = EXIT_FENCED

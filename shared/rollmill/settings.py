@@ -24,7 +24,7 @@ class KafkaSettings(BaseSettings):
     prefix: str = Field(default="rollmill.", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\.$|^$")
     """Begins every topic name, group and transactional id: several runs can share a cluster."""
     partitions: PositiveInt = 8
-    """Of the co-partitioned topics; fixed for the life of a prefix (RULES T1)."""
+    """Of the co-partitioned topics; fixed for the life of a prefix (rule T1)."""
     batch_partitions: PositiveInt = 8
     """Of ``batches``: the largest data-parallel world size."""
     replication_factor: PositiveInt = 1
@@ -40,10 +40,10 @@ class KafkaSettings(BaseSettings):
     name once it has cut."""
     hand_over: Literal["batches", "trajectories", "none"] = "batches"
     """What is handed to the trainer of the run: steps of the batcher, the trajectories themselves (`TrajectoryStream`,
-    no batcher), or nothing, where runs are only collected. There is one consumer of record (RULES A9)."""
+    no batcher), or nothing, where runs are only collected. There is one consumer of record (rule A9)."""
     claim_check_url: str = ""
     """Object storage of large values, ``file:///a/directory`` or ``s3://bucket/prefix``, the same for every program of
-    the prefix; empty: every value lies in its record, and larger ones are refused (RULES C1)."""
+    the prefix; empty: every value lies in its record, and larger ones are refused (rule C1)."""
     claim_check_bytes: int = Field(default=2**20, ge=2**16)
     """A larger value goes there, and its record holds a reference. Positions and the like always stay in the log."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"

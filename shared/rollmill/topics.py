@@ -17,10 +17,10 @@ from rollmill.models import (
     CompletionEvent,
     Cut,
     Evaluation,
-    Outcome,
     PolicyAnnouncement,
     RefillRequest,
     SessionRecord,
+    TokenDisposition,
     TrainerEvent,
     Trajectory,
 )
@@ -51,7 +51,7 @@ class Topic:
     format: str
     partitioning: Partitioning
     max_bytes: int
-    """Of one record, measured before compression (RULES C1)."""
+    """Of one record, measured before compression (rule C1)."""
     producers: tuple[str, ...]
     consumers: tuple[str, ...]
     meaning: str
@@ -213,7 +213,7 @@ ACKS = Topic(
 OUTCOMES = Topic(
     "outcomes",
     "session id",
-    Outcome,
+    TokenDisposition,
     "outcome",
     JSON,
     Partitioning.SHARED,

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rollmill.codec import encode
-from rollmill.models import Cut, Disposition, Outcome, PolicyVersion, Trajectory
+from rollmill.models import Cut, Disposition, PolicyVersion, TokenDisposition, Trajectory
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
@@ -100,10 +100,10 @@ async def test_a_trainer_reads_the_same_run_across_a_restart_of_the_batcher(sett
     assert _fates(words) == {m.session_id: "trained" if m.group_id in trained else "stale" for m in sent}
 
 
-async def _until_all_is_said(settings: BatcherSettings, sent: Sequence[Trajectory]) -> list[Outcome]:
+async def _until_all_is_said(settings: BatcherSettings, sent: Sequence[Trajectory]) -> list[TokenDisposition]:
     async with asyncio.timeout(WAIT):
         while True:
-            words: list[Outcome] = await everything(settings, OUTCOMES)
+            words: list[TokenDisposition] = await everything(settings, OUTCOMES)
             if sum(word.tokens for word in words) >= sum(member.trained_tokens for member in sent):
                 return words
 
@@ -114,7 +114,7 @@ async def _cuts_with_batches(settings: BatcherSettings) -> list[Cut]:
     return [cut for cut in cuts if cut.batch_id is not None]
 
 
-def _fates(words: Sequence[Outcome]) -> dict[str, str | None]:
+def _fates(words: Sequence[TokenDisposition]) -> dict[str, str | None]:
     assert len(words) == len({word.session_id for word in words})
     return {
         word.session_id: "trained" if word.disposition is Disposition.TRAINED else word.reason

@@ -36,7 +36,7 @@ from rollmill.models import (
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
-from rollmill.runtime.kafka.global_table import TableReader
+from rollmill.runtime.kafka.global_table import GlobalTable
 from rollmill.settings import KafkaSettings
 from rollmill.topics import COMPLETIONS, POLICIES
 from rollmill_capture.http.server import serve
@@ -195,7 +195,7 @@ async def events_of(settings: KafkaSettings, session_id: str) -> list[Any]:
     def refuse(key: str, error: Exception) -> None:
         raise AssertionError(f"{key}: {error}")
 
-    reader, stop = TableReader(KafkaClients(settings), settings, COMPLETIONS, take, refuse), asyncio.Event()
+    reader, stop = GlobalTable(KafkaClients(settings), settings, COMPLETIONS, take, refuse), asyncio.Event()
     running = asyncio.create_task(reader.run(stop))
     await asyncio.wait_for(reader.caught_up(), WAIT)
     stop.set()

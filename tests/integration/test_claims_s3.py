@@ -9,7 +9,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from rollmill.errors import PoisonRecordError
-from rollmill.runtime.claim_check import BlobReference, BlobStore, Claims, StorageUnreachableError
+from rollmill.runtime.claim_check import BlobReference, BlobStore, ClaimCheck, StorageUnreachableError
 from rollmill.runtime.claim_check.garbage_collection import sweep
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BUILT
@@ -33,9 +33,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadedMotoServer]:
 
 async def test_a_bucket_keeps_returns_and_forgets(server: ThreadedMotoServer) -> None:
     settings = KafkaSettings(claim_check_url="s3://large/values", prefix="t.")
-    claims, store = Claims.of(settings), BlobStore(settings.claim_check_url, "t.")
-    reference = await claims.check_in(BUILT, LARGE)
-    assert await claims.redeem(reference) == LARGE
+    claims, store = ClaimCheck.of(settings), BlobStore(settings.claim_check_url, "t.")
+    reference = await claims.store(BUILT, LARGE)
+    assert await claims.resolve(reference) == LARGE
     digest = BlobReference.decode(reference).sha256
     assert [(blob.digest, blob.size) async for blob in store.listed()] == [(digest, len(LARGE))]
 
@@ -47,10 +47,10 @@ async def test_a_bucket_keeps_returns_and_forgets(server: ThreadedMotoServer) ->
         swept = await sweep(store, none, now=4e9, safety_seconds=60, dry_run=False)
         assert getattr(swept, step) == 1
     with pytest.raises(PoisonRecordError, match="missing_blob"):
-        await claims.redeem(reference)
+        await claims.resolve(reference)
     await store.put(digest, LARGE[:-1])
     with pytest.raises(PoisonRecordError, match="corrupt_blob"):
-        await claims.redeem(reference)
+        await claims.resolve(reference)
     server.stop()
     with pytest.raises(StorageUnreachableError):
-        await claims.redeem(reference)
+        await claims.resolve(reference)

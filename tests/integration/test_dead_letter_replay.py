@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from rollmill.cli.commands import app
 from rollmill.errors import FencedError
-from rollmill.ops.dlq import Place, open_desk, read_letters
+from rollmill.ops.dlq import Place, open_manager, read_letters
 from rollmill.ops.ledger import Balance, read_balance
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
-from rollmill.runtime.stream import Effects, InputRecord, Stage, StateView
+from rollmill.runtime.stream import InputRecord, Outputs, Processor, StateView
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.settings import ServiceSettings
 from rollmill.testing.topic_log import produce, read, running
@@ -39,7 +39,7 @@ TOKENS = 3
 class BadDeploy(RewardMergerStage):
     """Fails on every session whose id says so."""
 
-    def process(self, state: StateView[Held], record: InputRecord) -> Effects:
+    def process(self, state: StateView[Held], record: InputRecord) -> Outputs:
         if record.key.startswith(b"bad"):
             raise KeyError(record.key)
         return super().process(state, record)
@@ -63,7 +63,7 @@ class World:
         self.builder = build_builder(BuilderSettings.model_validate(self.address)).stages
         merger = RewardMergerSettings.model_validate(self.address)
         self.merger = build_merger(merger).stages
-        self.bad_merger: tuple[Stage[Any], ...] = (BadDeploy(partitions=2, windows=merger.windows),)
+        self.bad_merger: tuple[Processor[Any], ...] = (BadDeploy(partitions=2, windows=merger.windows),)
         self.batcher = build_batcher(BatcherSettings.model_validate(self.address)).stages
 
     async def dlq(self, *arguments: str) -> str:
@@ -128,7 +128,7 @@ async def test_a_letter_that_dies_again_is_another_letter(world: World) -> None:
     async with running(world.settings, (*world.builder, *world.bad_merger)):
         await read(world.settings, DEAD_LETTERS, 1)
         (first,) = await read_letters(world.settings)
-        async with open_desk(world.settings, ManualClock(), "ada") as desk:
+        async with open_manager(world.settings, ManualClock(), "ada") as desk:
             assert await desk.replay(first) is None
         await read(world.settings, DEAD_LETTERS, 3)
     _, second = await read_letters(world.settings)
@@ -142,8 +142,8 @@ async def test_the_newest_desk_is_the_only_one(world: World) -> None:
     async with running(world.settings, world.builder):
         await read(world.settings, DEAD_LETTERS, 2)
     first, second = await read_letters(world.settings)
-    async with open_desk(world.settings, ManualClock(), "ada") as old:
-        async with open_desk(world.settings, ManualClock(), "bob") as new:
+    async with open_manager(world.settings, ManualClock(), "ada") as old:
+        async with open_manager(world.settings, ManualClock(), "bob") as new:
             assert await new.drop(first, "no use") is None
             with pytest.raises(FencedError):
                 await old.drop(second, "no use")

@@ -18,7 +18,7 @@ from aiokafka import ConsumerRecord
 from rollmill.cli.tail import follow
 from rollmill.codec import MSGPACK, encode, read_manifest
 from rollmill.models import CompletionRecord, SessionClosed, Trajectory
-from rollmill.runtime.claim_check import BlobReference, Claims, is_reference
+from rollmill.runtime.claim_check import BlobReference, ClaimCheck, is_reference
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
@@ -64,8 +64,8 @@ def completion(name: str, tokens: int = 2, text: int = 0) -> bytes:
 
 async def sent(settings: BuilderSettings, *values: bytes) -> list[bytes]:
     """As capture writes them; returns what the records hold."""
-    claims = Claims.of(settings)
-    checked = [await claims.check_in(COMPLETIONS, value) for value in values]
+    claims = ClaimCheck.of(settings)
+    checked = [await claims.store(COMPLETIONS, value) for value in values]
     await produce(settings, COMPLETIONS, [("s", value) for value in checked], headers=PACKED)
     return checked
 
@@ -82,7 +82,7 @@ async def whole(settings: BuilderSettings, topic: Topic) -> Trajectory:
     record = only(await read(settings, topic, 1))
     assert is_reference(record.value)
     assert dict(record.headers)["content-type"] == MSGPACK.encode()
-    found: Trajectory = await Claims.of(settings).read(topic, record.value, tuple(record.headers))
+    found: Trajectory = await ClaimCheck.of(settings).read(topic, record.value, tuple(record.headers))
     manifest = read_manifest(tuple(record.headers))
     assert manifest is not None
     assert manifest.tokens == found.trained_tokens, "counted unread"
@@ -156,7 +156,7 @@ async def test_a_harmed_blob_is_a_dead_letter_and_the_session_goes_on(
         letter = only(await read(settings, DEAD_LETTERS, 1))
     info = dead_letter_info(letter)
     assert (info.reason, info.offset, letter.value) == (reason, 0, reference)
-    trajectory: Trajectory = await Claims.of(settings).read(BUILT, built.value, tuple(built.headers))
+    trajectory: Trajectory = await ClaimCheck.of(settings).read(BUILT, built.value, tuple(built.headers))
     assert trajectory.trained_tokens == 2
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from rollmill.codec import JSON, encode
-from rollmill.models import Disposition, PolicyVersion, Unit, outcome
+from rollmill.models import Disposition, PolicyVersion, TokenRange, outcome
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.supervisor import free_port
@@ -62,7 +62,7 @@ async def test_tokens_that_nobody_holds_are_shown_and_the_exporter_ends_when_it_
         await shown(http, "/ready", '"ready":true')
         lost = LOST % topic_prefix
         assert f"{lost} 0.0" in (await http.get("/metrics")).text
-        units = (Unit("c1", 0, 0, 7, PolicyVersion(0, 1)),)
+        units = (TokenRange("c1", 0, 0, 7, PolicyVersion(0, 1)),)
         word = outcome(Disposition.CAPTURED, stage="test", session_id="s1", attempt=1, units=units)
         await produce(settings, OUTCOMES, [("s1", encode(word, JSON))])
         page = await shown(http, "/metrics", f"{lost} 7.0")

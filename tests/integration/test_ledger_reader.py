@@ -22,8 +22,8 @@ from rollmill.models import (
     PolicyVersion,
     Rewound,
     StepAcknowledged,
+    TokenRange,
     TraceRow,
-    Unit,
     outcome,
 )
 from rollmill.ops.ledger import Balance, LedgerReader, read_balance, settled_balance
@@ -51,7 +51,7 @@ TOKENS = 5
 
 
 def manifest(session: str) -> Manifest:
-    return Manifest(session_id=session, units=(Unit("c1", 0, 0, TOKENS, PolicyVersion(0, 1)),))
+    return Manifest(session_id=session, units=(TokenRange("c1", 0, 0, TOKENS, PolicyVersion(0, 1)),))
 
 
 def header_of(session: str, step: int) -> BatchHeader:

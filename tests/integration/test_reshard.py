@@ -15,10 +15,10 @@ from rollmill.errors import EXIT_DRAINED, EXIT_FENCED
 from rollmill.models import (
     CompletionRecord,
     Disposition,
-    Outcome,
     SessionClosed,
     SessionOpened,
     SessionSpec,
+    TokenDisposition,
     Trajectory,
 )
 from rollmill.runtime.kafka.admin import apply_topics
@@ -141,7 +141,7 @@ def check(built: list[Trajectory], sessions: int) -> None:
         assert trace.loss_mask.tolist() == [1, 1, 0, 1, 1, 0, 1, 1]
 
 
-def calls_of(captured: list[Outcome]) -> Counter[str]:
+def calls_of(captured: list[TokenDisposition]) -> Counter[str]:
     """Captured tokens by call."""
     found: Counter[str] = Counter()
     for item in captured:

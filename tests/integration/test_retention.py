@@ -1,4 +1,4 @@
-"""What is open for longer than its input is retained is complete at the end: the changelog holds it (RULES G2, G3).
+"""What is open for longer than its input is retained is complete at the end: the changelog holds it (rules G2, G3).
 
 The input is deleted up to the position that each task has committed, which is what retention does to it in time.
 """
@@ -27,7 +27,7 @@ from rollmill.models import (
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
-from rollmill.runtime.stream.processor import Stage
+from rollmill.runtime.stream.processor import Processor
 from rollmill.runtime.stream.task_identity import task_identity
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.settings import ServiceSettings
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.kafka
 class Place:
     """A stage's topics, and the stage to run on them; each run is a new start from what Kafka holds."""
 
-    def __init__(self, settings: ServiceSettings, stages: Callable[[], Sequence[Stage[Any]]]) -> None:
+    def __init__(self, settings: ServiceSettings, stages: Callable[[], Sequence[Processor[Any]]]) -> None:
         self.settings, self._stages = settings, stages
         self._sent = 0
 

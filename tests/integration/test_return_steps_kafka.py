@@ -1,4 +1,4 @@
-"""Four ranks die and three come back: their steps are laid out anew, and nothing is lost or doubled (RULES R4)."""
+"""Four ranks die and three come back: their steps are laid out anew, and nothing is lost or doubled (rule R4)."""
 
 from __future__ import annotations
 

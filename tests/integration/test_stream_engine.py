@@ -16,7 +16,7 @@ from rollmill.errors import FatalError, FencedError, PoisonRecordError
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
-from rollmill.runtime.stream import Delta, Effects, Emit, InputRecord, Stage, StateView
+from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView
 from rollmill.runtime.stream.task import Task, TaskTools
 from rollmill.runtime.stream.task_identity import task_identity
 from rollmill.runtime.telemetry.clock import SystemClock
@@ -36,14 +36,14 @@ NARROW = {"max.message.bytes": "2000"}
 TOPICS = (INPUT, replace(OUTPUT, config=NARROW), STATE, DEAD_LETTERS, OUTCOMES)
 
 
-class Counter(Stage[int]):
+class Counter(Processor[int]):
     """Counts words; ``end`` forgets one, ``bad`` is poison, ``bug`` a mistake of the stage, ``huge`` is refused."""
 
     name = "counter"
     inputs = (INPUT,)
     state_topic = STATE
 
-    def process(self, state: StateView[int], record: InputRecord) -> Effects:
+    def process(self, state: StateView[int], record: InputRecord) -> Outputs:
         word = (record.value or b"").decode()
         if word == "bad":
             raise PoisonRecordError("bad_word", "this word is never counted")
@@ -51,10 +51,10 @@ class Counter(Stage[int]):
             raise KeyError(word)
         count = (state.get(word) or 0) + 1
         padding = random.Random(1).randbytes(5000) if word == "huge" else b""  # noqa: S311  # only incompressible
-        emit = Emit(OUTPUT, word, f"{word}={count}".encode() + padding)
+        emit = OutputRecord(OUTPUT, word, f"{word}={count}".encode() + padding)
         if word.startswith("end"):
-            return Effects(emits=(emit,), ends=(word[3:],))
-        return Effects(emits=(emit,), deltas=(Delta(word, b"+"),))
+            return Outputs(records=(emit,), deletes=(word[3:],))
+        return Outputs(records=(emit,), updates=(StateUpdate(word, b"+"),))
 
     def apply(self, key: str, value: int | None, payload: bytes) -> int:  # noqa: ARG002
         return (value or 0) + 1

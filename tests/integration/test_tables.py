@@ -14,7 +14,7 @@ from rollmill.models import PolicyAnnouncement, PolicyVersion
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
-from rollmill.runtime.kafka.global_table import TableReader
+from rollmill.runtime.kafka.global_table import GlobalTable
 from rollmill.settings import KafkaSettings
 from rollmill.topics import POLICIES
 
@@ -42,8 +42,8 @@ class Table:
 
 
 @asynccontextmanager
-async def reading(settings: KafkaSettings, table: Table) -> AsyncIterator[TableReader]:
-    reader = TableReader(KafkaClients(settings), settings, POLICIES, table.apply, table.refuse)
+async def reading(settings: KafkaSettings, table: Table) -> AsyncIterator[GlobalTable]:
+    reader = GlobalTable(KafkaClients(settings), settings, POLICIES, table.apply, table.refuse)
     stop = asyncio.Event()
     running = asyncio.create_task(reader.run(stop))
     try:

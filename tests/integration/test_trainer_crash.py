@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rollmill.codec import decode
-from rollmill.models import Disposition, Outcome, PolicyVersion, Rewound, outcome
+from rollmill.models import Disposition, PolicyVersion, Rewound, TokenDisposition, outcome
 from rollmill.ops.ledger import Accounts, Balance
 from rollmill.ops.ledger.log_reader import Log
 from rollmill.runtime.kafka.admin import apply_topics
@@ -119,7 +119,7 @@ def balance(settings: KafkaSettings) -> Balance:
             outcome(Disposition.CAPTURED, stage="test", session_id=row.session_id, attempt=1, units=row.units)
         )
     for item in everything(settings, OUTCOMES):
-        assert isinstance(item, Outcome)
+        assert isinstance(item, TokenDisposition)
         accounts.book(item)
     return accounts.balance()
 

@@ -18,17 +18,17 @@ from rollmill.errors import ConfigurationError, FatalError, FencedError, Invalid
 from rollmill.models import (
     Disposition,
     EndOfStream,
-    Outcome,
     PolicyAnnouncement,
     PolicyVersion,
     Rewound,
     StepAcknowledged,
+    TokenDisposition,
     TrainerEvent,
 )
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
-from rollmill.runtime.kafka.global_table import TableReader
+from rollmill.runtime.kafka.global_table import GlobalTable
 from rollmill.settings import KafkaSettings
 from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.topics import ACKS, BATCHES, OUTCOMES, POLICIES, Topic
@@ -87,7 +87,7 @@ def everything(settings: KafkaSettings, topic: Topic) -> list[Any]:
 async def _everything(settings: KafkaSettings, topic: Topic) -> list[Any]:
     found: list[Any] = []
     stop = asyncio.Event()
-    reader = TableReader(
+    reader = GlobalTable(
         KafkaClients(settings), settings, topic, lambda _, value: found.append(value), lambda *_: pytest.fail("poison")
     )
     reading = asyncio.create_task(reader.run(stop))
@@ -131,7 +131,7 @@ def test_an_acknowledgement_writes_outcomes_and_position_as_one(settings: KafkaS
     with BatchStream(settings=settings) as stream:
         (step,) = take(stream, 1)
         assert stream.state_dict()["next_step"] == 1
-    written: list[Outcome] = everything(settings, OUTCOMES)
+    written: list[TokenDisposition] = everything(settings, OUTCOMES)
     assert {(item.session_id, item.disposition, item.batch_id) for item in written} == {
         ("s0-0-0", Disposition.TRAINED, "batch-0"),
         ("s0-0-1", Disposition.TRAINED, "batch-0"),

@@ -8,7 +8,7 @@ import pytest
 
 from rollmill.codec import CONTENT_TYPE, decode, encode
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FencedError, InvalidInputError
-from rollmill.models import Disposition, Outcome, Purpose, Trajectory, outcome
+from rollmill.models import Disposition, Purpose, TokenDisposition, Trajectory, outcome
 from rollmill.ops.ledger import read_balance
 from rollmill.ops.ledger.evals import read_evals
 from rollmill.ops.ledger.log_reader import Log
@@ -61,9 +61,11 @@ async def _put(settings: KafkaSettings, trajectories: Sequence[Trajectory]) -> N
 
 
 def outcomes(settings: KafkaSettings) -> dict[str, list[tuple[Disposition, str | None]]]:
-    async def read() -> list[Outcome]:
+    async def read() -> list[TokenDisposition]:
         async with Log.open(settings) as log:
-            return [decode(Outcome, record.value, tuple(record.headers)) async for record in log.read(OUTCOMES)]
+            return [
+                decode(TokenDisposition, record.value, tuple(record.headers)) async for record in log.read(OUTCOMES)
+            ]
 
     found: dict[str, list[tuple[Disposition, str | None]]] = {}
     for item in asyncio.run(read()):

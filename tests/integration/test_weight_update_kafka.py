@@ -20,7 +20,7 @@ from rollmill.models import CompletionRecord, PolicyVersion
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
-from rollmill.runtime.kafka.global_table import TableReader
+from rollmill.runtime.kafka.global_table import GlobalTable
 from rollmill.settings import KafkaSettings
 from rollmill.testing.processes import free_port, service_process
 from rollmill.topics import COMPLETIONS
@@ -81,7 +81,7 @@ async def versions(settings: KafkaSettings) -> list[PolicyVersion]:
         if isinstance(event, CompletionRecord):
             found.append(event.policy.before)
 
-    reader, stop = TableReader(KafkaClients(settings), settings, COMPLETIONS, take, lambda *_: None), asyncio.Event()
+    reader, stop = GlobalTable(KafkaClients(settings), settings, COMPLETIONS, take, lambda *_: None), asyncio.Event()
     running = asyncio.create_task(reader.run(stop))
     await reader.caught_up()
     stop.set()

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.models import Cut, Outcome, PolicyAnnouncement, PolicyVersion, StalenessBasis, Trace, Trajectory
+from rollmill.models import Cut, PolicyAnnouncement, PolicyVersion, StalenessBasis, TokenDisposition, Trace, Trajectory
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, CUTS, OUTCOMES, POLICIES, TRAJECTORIES
@@ -58,7 +58,7 @@ def run(chosen: Rules, members: Sequence[Trajectory], version: int = 3) -> Task:
     for number, member in enumerate(members):
         task.feed(TRAJECTORIES, member, partition=number % 4)
     task.feed(POLICIES, PolicyAnnouncement(version=PolicyVersion(0, version), at=1.0))
-    task.tick(1000.0)
+    task.punctuate(1000.0)
     return task
 
 
@@ -69,7 +69,7 @@ def batches(task: Task) -> list[WireBatch]:
 def outputs(task: Task) -> list[object]:
     """Everything that went out, but for the input positions, which say how records arrived."""
     cuts = [emit.value.replace(positions={}) for emit in task.of(CUTS) if isinstance(emit.value, Cut)]
-    words = sorted(emit.value.outcome_id for emit in task.of(OUTCOMES) if isinstance(emit.value, Outcome))
+    words = sorted(emit.value.outcome_id for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition))
     return [*(emit.value for emit in task.of(BATCHES)), *cuts, *words]
 
 
@@ -123,7 +123,7 @@ def test_every_token_is_trained_excluded_or_waits(
     task = run(rules(world_size=world_size, tokens=tokens, **chosen), members)
     found = batches(task)
     trained = sum(int(batch.loss_mask.sum()) for batch in found)
-    words = [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, Outcome)]
+    words = [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
     waiting = [member for group in waiting_groups(task.state) for member in group.members]
     assert trained + sum(word.tokens for word in words) + sampled(waiting) == sampled(members)
     assert trained == sum(unit.tokens for row in (found[0].header.table if found else ()) for unit in row.units)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.codec import decode, encode
-from rollmill.models import CompletionRecord, Disposition, Record, StrategySpec, Trajectory, Unit
+from rollmill.models import CompletionRecord, Disposition, Record, StrategySpec, TokenRange, Trajectory
 from rollmill.strategies import builder_registry
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.simulation import END, Post, deliver
@@ -65,7 +65,7 @@ def trajectories(run: Task) -> list[Trajectory]:
     return found
 
 
-def tokens(units: Iterable[Unit]) -> Tokens:
+def tokens(units: Iterable[TokenRange]) -> Tokens:
     return Counter((unit.completion_id, unit.choice, token) for unit in units for token in range(unit.start, unit.stop))
 
 

@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rollmill.codec import DEAD_LETTER, JSON, decode, header
 from rollmill.errors import FatalError, FencedError, PoisonRecordError
 from rollmill.models import DeadLetterInfo
-from rollmill.runtime.kafka.transaction import Outgoing, Transaction
-from rollmill.runtime.stream import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
+from rollmill.runtime.kafka.transaction import ProducerRecord, Transaction
+from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView, TaskContext
 from rollmill.runtime.stream.changelog import OWNER, POSITION, Position
 from rollmill.runtime.stream.state import TaskState
 from rollmill.runtime.stream.task import Task, TaskTools
@@ -67,7 +67,7 @@ FAULTS = st.sampled_from(Fault)
 Offsets = tuple[int, ...]
 
 
-class Teller(Stage[Offsets]):
+class Teller(Processor[Offsets]):
     """Keeps by word the offsets of the records that named it. A timer asks to end a word that has many."""
 
     name = "teller"
@@ -77,26 +77,28 @@ class Teller(Stage[Offsets]):
     def __init__(self) -> None:
         self._asked: set[tuple[str, Offsets]] = set()
 
-    def process(self, state: StateView[Offsets], record: InputRecord) -> Effects:
+    def process(self, state: StateView[Offsets], record: InputRecord) -> Outputs:
         verb, word = (record.value or b"").decode().split()
         if verb == "bad":
             raise PoisonRecordError("bad_word", "never told")
         if verb == "bug":
             raise KeyError(word)
-        told = Emit(OUTPUT, word, told_of(record.offset, verb, word, state.get(word) or ()))
-        total = Delta("total", str(record.offset).encode(), replaces=True)
+        told = OutputRecord(OUTPUT, word, told_of(record.offset, verb, word, state.get(word) or ()))
+        total = StateUpdate("total", str(record.offset).encode(), replaces=True)
         if verb == "end":
-            return Effects((told,), (total,), ends=(word,))
-        return Effects((told,), (Delta(word, str(record.offset).encode(), replaces=verb == "set"), total))
+            return Outputs((told,), (total,), deletes=(word,))
+        return Outputs((told,), (StateUpdate(word, str(record.offset).encode(), replaces=verb == "set"), total))
 
     def apply(self, key: str, value: Offsets | None, payload: bytes) -> Offsets:  # noqa: ARG002
         return (*(value or ()), int(payload))
 
-    def tick(self, state: StateView[Offsets], view: TaskView) -> Effects:
+    def punctuate(self, state: StateView[Offsets], view: TaskContext) -> Outputs:
         due = [(word, value) for word, value in state.items() if len(value) >= MANY]
         fresh = [item for item in due if item not in self._asked]
         self._asked.update(fresh)
-        return Effects(tuple(Emit(INPUT, word, f"end {word}".encode(), partition=view.partition) for word, _ in fresh))
+        return Outputs(
+            tuple(OutputRecord(INPUT, word, f"end {word}".encode(), partition=view.partition) for word, _ in fresh)
+        )
 
 
 def told_of(offset: int, verb: str, word: str, before: Offsets) -> bytes:
@@ -160,7 +162,7 @@ class Process:
 class Cluster:
     """The broker, the processes, and what is committed."""
 
-    def __init__(self, stage: Callable[[], Stage[Offsets]] = Teller) -> None:
+    def __init__(self, stage: Callable[[], Processor[Offsets]] = Teller) -> None:
         self.loop = VirtualTimeLoop()
         self._stage = stage
         self.identity = task_identity(Teller(), 0, SETTINGS)
@@ -387,8 +389,8 @@ def test_what_comes_out_is_what_the_model_gives_whatever_happens() -> None:
 class Refused(Teller):
     """Its timer sends what the broker does not take."""
 
-    def tick(self, state: StateView[Offsets], view: TaskView) -> Effects:  # noqa: ARG002
-        return Effects((Emit(OUTPUT, "u", b"." * (REFUSED_BYTES + 1)),))
+    def punctuate(self, state: StateView[Offsets], view: TaskContext) -> Outputs:  # noqa: ARG002
+        return Outputs((OutputRecord(OUTPUT, "u", b"." * (REFUSED_BYTES + 1)),))
 
 
 def test_a_task_whose_timer_is_refused_stops_and_says_so() -> None:
@@ -404,7 +406,7 @@ def test_a_task_whose_timer_is_refused_stops_and_says_so() -> None:
         cluster.close()
 
 
-async def _send_and_look_away(self: Transaction, records: Sequence[Outgoing]) -> list[int]:
+async def _send_and_look_away(self: Transaction, records: Sequence[ProducerRecord]) -> list[int]:
     """As whoever sends and commits: the commit waits for the sends, and says nothing of those that failed."""
     producer = self._producer
     sends = [await producer.send(r.topic, r.value, r.key, r.partition, r.headers) for r in records]
@@ -435,7 +437,7 @@ def without_looking_at_claims(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_position_of_the_doubtful_transaction(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Task, "_find_out", lambda *_: None)
+    patch.setattr(Task, "_resolve_in_doubt", lambda *_: None)
 
 
 def without_a_remembered_dead_letter_level(patch: pytest.MonkeyPatch) -> None:

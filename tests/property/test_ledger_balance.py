@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmill.models import Disposition, Manifest, PolicyVersion, Unit, outcome
+from rollmill.models import Disposition, Manifest, PolicyVersion, TokenRange, outcome
 from rollmill.ops.ledger import Accounts
 
 LENGTH = 12
@@ -16,8 +16,8 @@ DISPOSITIONS = {
 }
 
 
-def one(position: int) -> Unit:
-    return Unit("c", 0, position, position + 1, PolicyVersion(0, position // 4))
+def one(position: int) -> TokenRange:
+    return TokenRange("c", 0, position, position + 1, PolicyVersion(0, position // 4))
 
 
 @given(st.lists(FATES, min_size=LENGTH, max_size=LENGTH), st.randoms(use_true_random=False))
@@ -30,7 +30,9 @@ def test_the_ledger_agrees_with_counting_token_by_token(fates: list[str], random
     ]
     random.shuffle(words)  # type: ignore[attr-defined]  # hypothesis hands out a random.Random
     accounts = Accounts()
-    versions = tuple(Unit("c", 0, start, start + 4, PolicyVersion(0, start // 4)) for start in range(0, LENGTH, 4))
+    versions = tuple(
+        TokenRange("c", 0, start, start + 4, PolicyVersion(0, start // 4)) for start in range(0, LENGTH, 4)
+    )
     accounts.book(outcome(Disposition.CAPTURED, stage="t", session_id="s", attempt=1, units=versions))
     for word in words:
         accounts.book(word)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmill.runtime.stream import Delta, Effects
+from rollmill.runtime.stream import Outputs, StateUpdate
 from rollmill.runtime.stream.state import ChangelogRecord, TaskState, origin_of
 
 Value = tuple[bytes, ...]
 KEYS = st.sampled_from(["s1:1", "s1:1/closed", "s2:1", "s2:2"])
 PAYLOADS = st.binary(max_size=3)
-DELTAS = st.builds(Delta, key=KEYS, payload=PAYLOADS, replaces=st.booleans())
-EFFECTS = st.builds(Effects, deltas=st.lists(DELTAS, max_size=3).map(tuple), ends=st.lists(KEYS, max_size=2).map(tuple))
+DELTAS = st.builds(StateUpdate, key=KEYS, payload=PAYLOADS, replaces=st.booleans())
+EFFECTS = st.builds(
+    Outputs, updates=st.lists(DELTAS, max_size=3).map(tuple), deletes=st.lists(KEYS, max_size=2).map(tuple)
+)
 
 
 def append(_key: str, value: Value | None, payload: bytes) -> Value:
@@ -39,7 +41,7 @@ def content(state: TaskState[Value]) -> dict[str, Value]:
 
 
 @given(st.lists(st.tuples(EFFECTS, st.booleans()), max_size=20))
-def test_restored_equals_live_and_rolled_back_equals_never(steps: list[tuple[Effects, bool]]) -> None:
+def test_restored_equals_live_and_rolled_back_equals_never(steps: list[tuple[Outputs, bool]]) -> None:
     state, log = TaskState(append), Log()
     for offset, (effects, committed) in enumerate(steps):
         before = content(state)
@@ -56,10 +58,10 @@ def test_restored_equals_live_and_rolled_back_equals_never(steps: list[tuple[Eff
 
 
 @given(st.lists(DELTAS, max_size=10))
-def test_an_ended_key_leaves_nothing_in_the_changelog(deltas: list[Delta]) -> None:
+def test_an_ended_key_leaves_nothing_in_the_changelog(deltas: list[StateUpdate]) -> None:
     state, log = TaskState(append), Log()
     for offset, delta in enumerate(deltas):
-        log.write(state.stage(Effects(deltas=(delta,)), origin_of(1, 3, offset)))
-    log.write(state.stage(Effects(ends=tuple({delta.key for delta in deltas})), "tick"))
+        log.write(state.stage(Outputs(updates=(delta,)), origin_of(1, 3, offset)))
+    log.write(state.stage(Outputs(deletes=tuple({delta.key for delta in deltas})), "tick"))
     assert log.live == {}
     assert len(state) == 0

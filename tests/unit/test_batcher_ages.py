@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from rollmill.models import (
-    Outcome,
     PolicyAnnouncement,
     PolicyVersion,
     StalenessBasis,
     StepAcknowledged,
+    TokenDisposition,
+    TokenRange,
     Trajectory,
-    Unit,
 )
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
@@ -29,7 +29,7 @@ from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
 from rollmill_batcher.steps.packing import Size
 
-RULES = Rules(
+BATCHER_RULES = Rules(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -44,7 +44,7 @@ OLD, NEW = Reply((5,), PolicyVersion(0, 2)), Reply((6, 7, 8), PolicyVersion(0, 6
 
 
 def task_of(limit: int | None, version: int, *members: Trajectory, **staleness: Any) -> Task:
-    task: Task = MemoryTask(BatcherStage(replace(RULES, staleness=Staleness(limit, **staleness))))
+    task: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, staleness=Staleness(limit, **staleness))))
     announce(task, version)
     for member in members:
         task.feed(TRAJECTORIES, member)
@@ -68,8 +68,8 @@ def batches(task: Task) -> list[WireBatch]:
     return [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
 
 
-def words(task: Task) -> list[Outcome]:
-    return [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, Outcome)]
+def words(task: Task) -> list[TokenDisposition]:
+    return [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def words(task: Task) -> list[Outcome]:
 )
 def test_each_basis_at_its_limit_and_one_over(basis: StalenessBasis, limit: int, *, trains: bool) -> None:
     task = task_of(limit, 7, *pair(OLD, NEW), basis=basis)
-    task.tick(200.0)
+    task.punctuate(200.0)
     assert bool(batches(task)) is trains
     assert {word.reason for word in words(task)} == (set() if trains else {"stale"})
 
@@ -102,7 +102,7 @@ def test_b074_what_waits_until_the_version_rises_is_dropped_before_it_ships() ->
     for version, shipped in ((8, True), (9, False)):
         task = task_of(3, 5, *pair(Reply((5, 6), PolicyVersion(0, 5))))
         announce(task, version)
-        task.tick(200.0)
+        task.punctuate(200.0)
         assert bool(batches(task)) is shipped
         assert sum(word.tokens for word in words(task) if word.reason == "stale") == (0 if shipped else 4)
 
@@ -121,7 +121,7 @@ def test_a_jump_of_ten_versions_drops_what_is_too_old_and_says_so() -> None:
     announce(task, 10)
     for member in pair(Reply((5,), PolicyVersion(0, 10)), group="g1"):
         task.feed(TRAJECTORIES, member)
-    task.tick(200.0)
+    task.punctuate(200.0)
     (batch,) = batches(task)
     assert {row.group_id for row in batch.header.table} == {"g1"}
     assert sorted((word.session_id, word.reason, word.tokens) for word in words(task)) == [
@@ -133,29 +133,29 @@ def test_a_jump_of_ten_versions_drops_what_is_too_old_and_says_so() -> None:
 
 def test_mask_trains_the_tokens_inside_the_limit_and_names_the_others() -> None:
     task = task_of(4, 7, *pair(OLD, NEW), action=StalenessAction.MASK)
-    task.tick(200.0)
+    task.punctuate(200.0)
     (batch,) = batches(task)
     assert batch.loss_mask.tolist() == [0, 0, 0, 1, 1, 1] * 2
     assert batch.behavior_log_probs.tolist()[:4] == [0.0, 0.0, 0.0, -6 / 64]
     (row, _) = batch.header.table
     assert (row.mask_sum, row.oldest) == (3, PolicyVersion(0, 6))
-    assert row.units == (Unit("call-g-a-0-1", 0, 0, 3, PolicyVersion(0, 6)),)
+    assert row.units == (TokenRange("call-g-a-0-1", 0, 0, 3, PolicyVersion(0, 6)),)
     assert batch.header.denominators.tokens == 6
     assert [(word.reason, word.units) for word in words(task) if word.session_id == "g-a"] == [
-        ("stale", (Unit("call-g-a-0-0", 0, 0, 1, PolicyVersion(0, 2)),))
+        ("stale", (TokenRange("call-g-a-0-0", 0, 0, 1, PolicyVersion(0, 2)),))
     ]
 
 
 def test_mask_drops_a_trace_without_a_token_inside_the_limit() -> None:
     task = task_of(0, 7, *pair(OLD, NEW), action=StalenessAction.MASK)
-    task.tick(200.0)
+    task.punctuate(200.0)
     assert not batches(task)
     assert sum(word.tokens for word in words(task)) == 8
 
 
 def test_weight_leaves_nothing_out_and_divides_by_age_plus_one() -> None:
     task = task_of(4, 7, *pair(OLD), action=StalenessAction.WEIGHT)
-    task.tick(200.0)
+    task.punctuate(200.0)
     (batch,) = batches(task)
     np.testing.assert_allclose(batch.loss_weights, 1 / (5 + 1), rtol=1e-6)
     assert batch.header.denominators.weighted_tokens == pytest.approx(2 / 6)
@@ -165,7 +165,7 @@ def test_weight_leaves_nothing_out_and_divides_by_age_plus_one() -> None:
 
 def test_keep_lets_everything_train() -> None:
     task = task_of(0, 7, *pair(OLD), action=StalenessAction.KEEP)
-    task.tick(200.0)
+    task.punctuate(200.0)
     (batch,) = batches(task)
     assert batch.loss_weights.tolist() == [1.0, 1.0]
     assert batch.header.max_staleness is None
@@ -173,7 +173,7 @@ def test_keep_lets_everything_train() -> None:
 
 def test_the_header_parts_generation_age_from_queue_age() -> None:
     task = task_of(None, 7, *pair(OLD, NEW))
-    task.tick(200.0)
+    task.punctuate(200.0)
     header = batches(task)[0].header
     assert header.generation_ages == {4: 2}
     assert header.queue_ages == {1: 2}
@@ -184,7 +184,7 @@ def test_the_header_parts_generation_age_from_queue_age() -> None:
 def test_the_gate_at_hand_over_judges_by_the_basis_of_the_cut(basis: str, last: int) -> None:
     """Limit 5: the versions 2 and 6 grow old at the hand-over as they do at a cut."""
     task = task_of(5, 7, *pair(OLD, NEW), basis=StalenessBasis(basis))
-    task.tick(200.0)
+    task.punctuate(200.0)
     header = batches(task)[0].header
     assert judge(header, PolicyVersion(0, last), {}).cleared == 0
     assert judge(header, PolicyVersion(0, last + 1), {}).cleared == 2
@@ -192,20 +192,20 @@ def test_the_gate_at_hand_over_judges_by_the_basis_of_the_cut(basis: str, last: 
 
 def test_traces_are_counted_by_length_and_those_dropped_among_them() -> None:
     task = task_of(4, 7, *pair(OLD, group="g0"), *pair(NEW, group="g1"))
-    task.tick(200.0)
+    task.punctuate(200.0)
     assert task.counts["traces_to_1024"] == 4
     assert task.counts["traces_stale_to_1024"] == 2
 
 
 def test_a_queued_step_ages_what_waits_behind_it() -> None:
     fresh = Reply((5,), PolicyVersion(0, 7))
-    task: Task = MemoryTask(BatcherStage(replace(RULES, staleness=Staleness(0), steps_ahead=2)))
+    task: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, staleness=Staleness(0), steps_ahead=2)))
     announce(task, 7)
     for member in (*pair(fresh, group="g0"), *pair(fresh, group="g1")):
         task.feed(TRAJECTORIES, member)
-    task.tick(200.0)
-    task.tick(201.0)
+    task.punctuate(200.0)
+    task.punctuate(201.0)
     assert [row.group_id for batch in batches(task) for row in batch.header.table] == ["g0", "g0"]
     assert {word.reason for word in words(task)} == {"stale"}
     task.feed(ACKS, StepAcknowledged(run="run", rank=0, world_size=1, step=0, batch_id="b", at=1.0))
-    assert not task.tick(202.0)
+    assert not task.punctuate(202.0)

@@ -14,8 +14,10 @@ from rollmill_batcher.groups.group_evaluation import Moment, grows_stale, judged
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness
 from rollmill_batcher.steps.advantages import Grpo
 
-RULES = Rules(run="r", policy="policy", learning=Learning("grpo", Grpo()), groups=GroupRules(deadline_seconds=60.0))
-GATE = RULES.gate(PolicyClock())
+BATCHER_RULES = Rules(
+    run="r", policy="policy", learning=Learning("grpo", Grpo()), groups=GroupRules(deadline_seconds=60.0)
+)
+GATE = BATCHER_RULES.gate(PolicyClock())
 
 
 def gate(limit: int | None = None, version: int = 0, **treatments: Treatment) -> Gate:
@@ -72,18 +74,18 @@ def test_every_transition_starts_from_a_live_state() -> None:
     ],
 )
 def test_states_at_a_moment(rewards: tuple[float | None, ...], now: float, state: GroupState) -> None:
-    assert state_of(group_of(*rewards, size=3), Moment(now, GATE), RULES) is state
+    assert state_of(group_of(*rewards, size=3), Moment(now, GATE), BATCHER_RULES) is state
 
 
 def test_no_deadline_is_waited_for_when_nothing_more_comes() -> None:
-    assert state_of(group_of(1.0, 0.0, size=3), Moment(100.0, GATE, closing=True), RULES) is GroupState.PARTIAL
+    assert state_of(group_of(1.0, 0.0, size=3), Moment(100.0, GATE, closing=True), BATCHER_RULES) is GroupState.PARTIAL
 
 
 def test_a_group_closes_at_the_last_cut_inside_the_limit() -> None:
     rules = Rules(
         run="r",
         policy="policy",
-        learning=RULES.learning,
+        learning=BATCHER_RULES.learning,
         groups=GroupRules(close_before_stale=True),
         staleness=Staleness(2),
     )
@@ -97,32 +99,38 @@ def test_a_rollout_counts_once_whatever_its_number_of_traces() -> None:
     """Rollout a with three traces and reward 1, b with one and 0: baseline 0.5."""
     traces = [sample_trace("a", index=index) for index in range(3)]
     group = Group("g").joined(sample_trajectory("a", 1.0, traces=traces)).joined(sample_trajectory("b", 0.0))
-    found = judged(group, GroupState.COMPLETE, GATE, RULES)
+    found = judged(group, GroupState.COMPLETE, GATE, BATCHER_RULES)
     assert found.rewards == [1.0, 0.0]
     assert [len(member.trained) for member in found.members] == [3, 1]
 
 
 def test_ungraded_is_neither_zero_nor_counted() -> None:
-    found = usable(judged(group_of(1.0, None, 0.0, size=3), GroupState.COMPLETE, GATE, RULES), RULES)
+    found = usable(judged(group_of(1.0, None, 0.0, size=3), GroupState.COMPLETE, GATE, BATCHER_RULES), BATCHER_RULES)
     assert found.rewards == [1.0, 0.0]
     assert found.members[1].traces[0].reason == "ungraded:deadline"
 
 
 def test_fewer_than_two_graded_is_no_group() -> None:
-    found = usable(judged(group_of(1.0, None, size=2), GroupState.COMPLETE, GATE, RULES), RULES)
+    found = usable(judged(group_of(1.0, None, size=2), GroupState.COMPLETE, GATE, BATCHER_RULES), BATCHER_RULES)
     assert (found.state, found.reason) == (GroupState.FAILED, "group_too_small")
 
 
 def test_the_filter_of_equal_rewards_looks_at_rollouts() -> None:
-    filtering = Rules(run="r", policy="policy", learning=RULES.learning, groups=GroupRules(drop_zero_variance=True))
-    spread, equal = (judged(group_of(*r, size=2), GroupState.COMPLETE, GATE, RULES) for r in ((1.0, 0.0), (1.0, 1.0)))
+    filtering = Rules(
+        run="r", policy="policy", learning=BATCHER_RULES.learning, groups=GroupRules(drop_zero_variance=True)
+    )
+    spread, equal = (
+        judged(group_of(*r, size=2), GroupState.COMPLETE, GATE, BATCHER_RULES) for r in ((1.0, 0.0), (1.0, 1.0))
+    )
     assert usable(spread, filtering) is spread
     assert usable(equal, filtering).reason == "zero_variance"
-    assert usable(equal, RULES) is equal
+    assert usable(equal, BATCHER_RULES) is equal
 
 
 def test_a_group_without_a_trace_to_train_has_failed() -> None:
-    found = usable(judged(group_of(1.0, 0.0, size=2), GroupState.COMPLETE, gate(limit=1, version=2), RULES), RULES)
+    found = usable(
+        judged(group_of(1.0, 0.0, size=2), GroupState.COMPLETE, gate(limit=1, version=2), BATCHER_RULES), BATCHER_RULES
+    )
     assert (found.state, found.reason) == (GroupState.FAILED, None)
     assert [verdict.reason for member in found.members for verdict in member.traces] == ["stale", "stale"]
 

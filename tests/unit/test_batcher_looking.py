@@ -53,7 +53,7 @@ def task_of(scorer: Counting, count: int, groups_per_step: int) -> MemoryTask[He
 def test_a_full_step_looks_at_no_more_than_its_groups_and_a_share_of_the_rest() -> None:
     scorer = Counting()
     task = task_of(scorer, WAITING, 2)
-    task.tick(200.0)
+    task.punctuate(200.0)
     assert len(task.of(BATCHES)) == 1
     assert len(scorer.asked) == 2 + LOOKED_AFTER
 
@@ -62,7 +62,7 @@ def test_what_was_found_out_is_not_asked_again() -> None:
     scorer = Counting()
     task = task_of(scorer, 20, 30)
     for now in (200.0, 201.0, 202.0):
-        task.tick(now)
+        task.punctuate(now)
     assert task.of(BATCHES) == []
     assert len(scorer.asked) == 20
 
@@ -70,10 +70,10 @@ def test_what_was_found_out_is_not_asked_again() -> None:
 def test_a_group_that_gets_another_member_is_looked_at_anew() -> None:
     scorer = Counting()
     task = task_of(scorer, 1, 2)
-    task.tick(200.0)
+    task.punctuate(200.0)
     revised = sample_trajectory("g0000-0", None, group="g0000", revision=1)
     task.feed(TRAJECTORIES, revised)
-    task.tick(201.0)
+    task.punctuate(201.0)
     assert scorer.asked == ["g0000", "g0000"]
 
 
@@ -89,7 +89,7 @@ def test_steps_go_on_while_thousands_wait() -> None:
     scorer = Counting()
     task = task_of(scorer, WAITING, 1)
     for step in range(3):
-        task.tick(200.0 + step)
+        task.punctuate(200.0 + step)
         task.feed(ACKS, StepAcknowledged(run="run", rank=0, world_size=1, step=step, batch_id="b", at=1.0))
     assert len(task.of(BATCHES)) == 3
     assert len(scorer.asked) <= 3 * (1 + LOOKED_AFTER)

@@ -1,4 +1,4 @@
-"""Steps that were returned: laid out anew for other ranks, with the same content, once (RULES R4)."""
+"""Steps that were returned: laid out anew for other ranks, with the same content, once (rule R4)."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from chaos.recompute import Recomputing
 from rollmill.errors import ConfigurationError
-from rollmill.models import Cut, Record, StepAcknowledged, StepsPlaced, StepsReturned
+from rollmill.models import Cut, Record, StepAcknowledged, StepsResharded, StepsReturned
 from rollmill.runtime.stream import InputRecord
 from rollmill.testing.memory_task import MemoryTask, as_bytes
 from rollmill.testing.samples.batches import SampleTrace, step_values
@@ -22,7 +22,7 @@ from rollmill_batcher.steps.advantages import DrGrpo
 from rollmill_batcher.steps.loss_weights import LossWeighting
 from rollmill_batcher.steps.packing import Size
 
-RULES = Rules(
+BATCHER_RULES = Rules(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -37,12 +37,12 @@ Task = MemoryTask[Held]
 
 def task_of(**changes: Any) -> Task:
     """Two steps are cut, of four rollouts each."""
-    task: Task = MemoryTask(BatcherStage(replace(RULES, **changes)))
+    task: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, **changes)))
     for name in ("g0", "g1"):
         for n in range(4):
             task.feed(TRAJECTORIES, sample_trajectory(f"{name}-{n}", float(n), group=name, size=4))
     for _ in range(2):
-        task.tick(200.0)
+        task.punctuate(200.0)
     return task
 
 
@@ -66,8 +66,8 @@ def records(task: Task, placement: int) -> list[WireBatch]:
     return [batch for batch in found if batch.header.placement == placement]
 
 
-def answers(task: Task) -> list[StepsPlaced]:
-    return [emit.value for emit in task.of(ACKS) if isinstance(emit.value, StepsPlaced)]
+def answers(task: Task) -> list[StepsResharded]:
+    return [emit.value for emit in task.of(ACKS) if isinstance(emit.value, StepsResharded)]
 
 
 def content(batches: list[WireBatch], step: int) -> list[Any]:
@@ -120,7 +120,7 @@ def test_a_return_is_answered_once_and_holds_for_later_steps() -> None:
     acknowledged(task, 0, 0, 1, 2, world_size=3, placement=1)
     for n in range(4):
         task.feed(TRAJECTORIES, sample_trajectory(f"g2-{n}", float(n), group="g2", size=4))
-    task.tick(300.0)
+    task.punctuate(300.0)
     assert {batch.header.rank for batch in records(task, 1) if batch.header.step == 2} == {0, 1, 2}
     returned(task, 2, "r2")
     assert {batch.header.world_size for batch in records(task, 2)} == {2}
@@ -159,7 +159,7 @@ def test_what_cannot_be_is_refused(world_size: int, next_step: int | None, reaso
 def test_other_settings_make_no_other_step_of_a_returned_one() -> None:
     before = task_of()
     learning = Learning("dr_grpo", DrGrpo(), LossWeighting.ROLLOUT_MEAN)
-    after: Task = MemoryTask(BatcherStage(replace(RULES, learning=learning)))
+    after: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, learning=learning)))
     after.state = before.state
     returned(after)
     assert [error.reason for _, error in after.dead_letters] == ["settings_changed"]
@@ -167,7 +167,7 @@ def test_other_settings_make_no_other_step_of_a_returned_one() -> None:
 
 def test_the_same_topics_and_cuts_give_the_bytes_of_every_layout() -> None:
     """A return is no cut: the request in ``acks`` decides it. One is met between two cuts, one after the last."""
-    task: Task = MemoryTask(BatcherStage(RULES))
+    task: Task = MemoryTask(BatcherStage(BATCHER_RULES))
     waiting: dict[str, list[InputRecord]] = {}
 
     def put(topic: Topic, word: Record) -> None:
@@ -181,9 +181,9 @@ def test_the_same_topics_and_cuts_give_the_bytes_of_every_layout() -> None:
     for name in ("g0", "g1"):
         for n in range(4):
             put(TRAJECTORIES, sample_trajectory(f"{name}-{n}", float(n), group=name, size=4))
-        task.tick(200.0)
+        task.punctuate(200.0)
         put_return(3 if name == "g0" else 2, f"r-{name}")
-    work = Recomputing(RULES, waiting)
+    work = Recomputing(BATCHER_RULES, waiting)
     for cut in (emit.value for emit in task.of(CUTS)):
         assert isinstance(cut, Cut)
         work.cut(cut)

@@ -1,4 +1,4 @@
-"""Group scorers: rollouts graded against each other at the cut, deterministic, with provenance (RULES A6)."""
+"""Group scorers: rollouts graded against each other at the cut, deterministic, with provenance (rule A6)."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
 
-RULES = Rules(
+BATCHER_RULES = Rules(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -57,10 +57,10 @@ def answered(name: str, answer: Any, *, size: int = 4, reward: float | None = No
 
 
 def ticked(members: Sequence[Trajectory], now: float = 120.0, **changes: Any) -> MemoryTask[Held]:
-    task: MemoryTask[Held] = MemoryTask(BatcherStage(replace(RULES, **changes)))
+    task: MemoryTask[Held] = MemoryTask(BatcherStage(replace(BATCHER_RULES, **changes)))
     for member in members:
         task.feed(TRAJECTORIES, member)
-    task.tick(now)
+    task.punctuate(now)
     return task
 
 

@@ -13,12 +13,12 @@ import structlog
 from rollmill.models import (
     BatchHeader,
     Cut,
-    Outcome,
     PolicyAnnouncement,
     PolicyVersion,
     RefillRequest,
     SessionSpec,
     StepAcknowledged,
+    TokenDisposition,
     Trajectory,
     TrajectoryStatus,
 )
@@ -37,7 +37,7 @@ from rollmill_batcher.steps.loss_weights import LossWeighting
 from rollmill_batcher.steps.packing import Size
 from rollmill_batcher.steps.reward_variance_monitor import MOST_IN_A_ROW
 
-RULES = Rules(
+BATCHER_RULES = Rules(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -49,7 +49,7 @@ Task = MemoryTask[Held]
 
 
 def task_of(*members: Trajectory, version: int = 0, **changes: Any) -> Task:
-    task: Task = MemoryTask(BatcherStage(replace(RULES, **changes)))
+    task: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, **changes)))
     task.feed(POLICIES, PolicyAnnouncement(version=PolicyVersion(0, version), at=1.0))
     for member in members:
         task.feed(TRAJECTORIES, member)
@@ -58,7 +58,7 @@ def task_of(*members: Trajectory, version: int = 0, **changes: Any) -> Task:
 
 def ticked(*members: Trajectory, version: int = 0, **changes: Any) -> Task:
     task = task_of(*members, version=version, **changes)
-    task.tick(200.0)
+    task.punctuate(200.0)
     return task
 
 
@@ -90,7 +90,7 @@ def refills(task: Task) -> list[RefillRequest]:
 def reasons(task: Task) -> dict[str, int]:
     found: dict[str, int] = {}
     for emit in task.of(OUTCOMES):
-        assert isinstance(emit.value, Outcome)
+        assert isinstance(emit.value, TokenDisposition)
         found[emit.value.reason or ""] = found.get(emit.value.reason or "", 0) + emit.value.tokens
     return found
 
@@ -98,7 +98,7 @@ def reasons(task: Task) -> dict[str, int]:
 def steps(task: Task, count: int) -> list[str]:
     """The groups of ``count`` steps of one group each, acknowledged one by one."""
     for step in range(count):
-        task.tick(200.0)
+        task.punctuate(200.0)
         task.feed(ACKS, StepAcknowledged(run="run", rank=0, world_size=1, step=step, batch_id="b", at=1.0))
     return [group for groups in chosen(task) for group in groups]
 
@@ -128,7 +128,7 @@ def test_orders(order: StepOrder, expected: list[str]) -> None:
 
 def test_a_group_that_no_order_would_reach_is_closed_all_the_same() -> None:
     task = waiting(order=StepOrder.FRESHEST)
-    task.tick(200.0)
+    task.punctuate(200.0)
     assert chosen(task) == [("c",)]
     assert [request.group_id for request in refills(task)] == ["b"]
 
@@ -333,10 +333,10 @@ def test_b066_rewards_stay_with_their_sessions_whatever_comes_first() -> None:
 def test_b067_every_rollout_is_in_exactly_the_step_that_trains_it() -> None:
     early = sample_trajectory("g2-0", group="g2")
     task = task_of(*pair("g1"), early)
-    task.tick(110.0)
+    task.punctuate(110.0)
     task.feed(ACKS, StepAcknowledged(run="run", rank=0, world_size=1, step=0, batch_id="b", at=1.0))
     task.feed(TRAJECTORIES, sample_trajectory("g2-1", 0.0, group="g2"))
-    task.tick(111.0)
+    task.punctuate(111.0)
     held = [[row.session_id for row in batch.header.table] for batch in batches(task)]
     assert held == [["g1-0", "g1-1"], ["g2-0", "g2-1"]]
 
@@ -382,7 +382,7 @@ def test_b091_a_cut_of_failures_has_its_reasons_and_the_next_step_trains() -> No
     assert reasons(task) == {"ungraded:sandbox": 6}
     for member in pair("g"):
         task.feed(TRAJECTORIES, member)
-    task.tick(201.0)
+    task.punctuate(201.0)
     assert np.isfinite(batches(task)[0].advantages).all()
 
 
@@ -411,7 +411,7 @@ def test_b092_a_group_with_one_reward_says_nothing_about_it() -> None:
 
 def test_a_truncated_rollout_that_does_not_count_trains_nothing() -> None:
     """One trace met the length limit; with ``exclude`` the other one has no advantage to be trained with."""
-    treatments = replace(RULES.treatments, truncated=Treatment.EXCLUDE)
+    treatments = replace(BATCHER_RULES.treatments, truncated=Treatment.EXCLUDE)
     cut_off = [sample_trace("g-0", finish_reason="length"), sample_trace("g-0", index=1)]
     members = [sample_trajectory("g-0", 1.0, traces=cut_off), *pair("g")[1:], sample_trajectory("g-2", 0.5)]
     sized = [m.replace(spec=SessionSpec(group_id="g", group_size=3)) for m in members]

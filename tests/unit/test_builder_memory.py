@@ -1,4 +1,4 @@
-"""A task's memory budget: idle sessions move to a file, and only what cannot move has to end (RULES T7)."""
+"""A task's memory budget: idle sessions move to a file, and only what cannot move has to end (rule T7)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def feed(run: MemoryTask[BuilderState], events: list[Any], ticks: int = 0) -> No
     for place, event in enumerate(events):
         run.feed(COMPLETIONS, event, key=event.session_id)
         if ticks and place % ticks == 0:
-            run.tick(2000.0 + place)
+            run.punctuate(2000.0 + place)
 
 
 def closings(count: int) -> list[Any]:
@@ -121,16 +121,16 @@ def test_spilled_sessions_restore_from_the_changelog_alone() -> None:
 def test_without_a_file_the_longest_idle_session_ends() -> None:
     run = task(memory_bytes=50 * bytes_of_a_session(), spill_bytes=0)
     feed(run, interleaved(60))
-    run.tick(3000.0)
+    run.punctuate(3000.0)
     words: list[Any] = [emit.value for emit in run.of(COMPLETIONS)]
     assert {word.reason for word in words} == {"memory_budget"}
     idle = sorted((value for _, value in run.state.items() if isinstance(value, OpenSession)), key=lambda s: s.last_at)
     assert [word.session_id for word in words] == [item.session_id for item in idle[: len(words)]]
     assert 9 <= len(words) <= 12
-    run.tick(3001.5)
+    run.punctuate(3001.5)
     assert len(run.of(COMPLETIONS)) == len(words)
     feed(run, words)
-    run.tick(3003.0)
+    run.punctuate(3003.0)
     assert len(run.of(COMPLETIONS)) == len(words)
     feed(run, closings(60))
     assert len(run.of(BUILT)) == 60
@@ -141,7 +141,7 @@ def test_with_a_full_file_the_rest_ends() -> None:
     one = bytes_of_a_session()
     run = task(memory_bytes=10 * one, spill_bytes=5 * one)
     feed(run, interleaved(40))
-    run.tick(3000.0)
+    run.punctuate(3000.0)
     assert 20 < len(run.of(COMPLETIONS)) < 32
     assert memory(run).spills > 0
 
@@ -191,7 +191,7 @@ def test_what_was_rolled_back_is_counted_again() -> None:
     run.state.stage(run.stage.process(run.state, closing), "x")
     assert memory(run).held < held
     run.state.rollback()
-    run.tick(10_000.0)
+    run.punctuate(10_000.0)
     assert memory(run).held == held
 
 
@@ -203,7 +203,7 @@ def test_each_task_has_a_timer_and_a_budget_of_its_own() -> None:
         feed(tasks[partition], [SessionOpened(session_id=name, spec=SessionSpec(idle_seconds=20.0), at=1000.0)])
     for now in (1010.0, 1030.0):
         for run in tasks:
-            run.tick(now)
+            run.punctuate(now)
     expired: dict[int, list[Any]] = {run.partition: [emit.value for emit in run.of(COMPLETIONS)] for run in tasks}
     assert {partition: [word.session_id for word in words] for partition, words in expired.items() if words} == {
         partition: [name] for partition, name in names.items()

@@ -14,18 +14,18 @@ from rollmill.models import (
     CompletionSession,
     Disposition,
     ExcludedUnits,
-    Outcome,
     SessionClosed,
     SessionExpired,
     SessionOpened,
     SessionSpec,
     SessionStatus,
     StrategySpec,
+    TokenDisposition,
+    TokenRange,
     Trace,
     TraceTurn,
     Trajectory,
     TrajectoryStatus,
-    Unit,
 )
 from rollmill.runtime.stream.processor import InputRecord
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
@@ -65,7 +65,7 @@ class Contradicting(BaseTrajectoryBuilder):
 
     def build(self, session: CompletionSession) -> Trajectory:
         first = session.completions[0]
-        units = (Unit(first.completion_id, 0, 1, 2, first.policy.before),)
+        units = (TokenRange(first.completion_id, 0, 1, 2, first.policy.before),)
         return trajectory_of(session, [trace_of(first)], excluded=[ExcludedUnits(reason="mine", units=units)])
 
 
@@ -133,7 +133,7 @@ def trajectories(run: MemoryTask[BuilderState]) -> list[Trajectory]:
 
 
 def outcomes(run: MemoryTask[BuilderState]) -> list[tuple[Disposition, str | None, int]]:
-    found = [emit.value for emit in run.of(OUTCOMES) if isinstance(emit.value, Outcome)]
+    found = [emit.value for emit in run.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
     return [(item.disposition, item.reason, item.tokens) for item in found]
 
 
@@ -324,10 +324,10 @@ def expiries(run: MemoryTask[BuilderState]) -> list[SessionExpired]:
 def test_an_idle_session_is_asked_to_expire_once_and_ends_when_that_is_read() -> None:
     run = task()
     feed(run, opened(), call())
-    run.tick(1010.0)
+    run.punctuate(1010.0)
     assert expiries(run) == []
-    run.tick(1030.0)
-    run.tick(1031.5)
+    run.punctuate(1030.0)
+    run.punctuate(1031.5)
     (word,) = expiries(run)
     assert (word.reason, word.seen) == ("idle", 1)
     assert [emit.partition for emit in run.of(COMPLETIONS)] == [HOME]
@@ -352,22 +352,22 @@ def test_the_deadline_counts_from_opening() -> None:
     run = task()
     feed(run, opened(), call(at=1055.0))
     for now in (1056.0, 1059.0):
-        run.tick(now)
+        run.punctuate(now)
     assert expiries(run) == []
-    run.tick(1060.0)
+    run.punctuate(1060.0)
     assert [word.reason for word in expiries(run)] == ["deadline"]
 
 
 def test_replayed_sessions_count_from_when_they_were_seen() -> None:
     run = task()
     feed(run, opened(), call())
-    run.tick(90_000.0)
+    run.punctuate(90_000.0)
     feed(run, second())
-    run.tick(90_019.0)
-    run.tick(90_038.0)
+    run.punctuate(90_019.0)
+    run.punctuate(90_038.0)
     assert expiries(run) == []
-    run.tick(90_039.0)
-    run.tick(90_060.0)
+    run.punctuate(90_039.0)
+    run.punctuate(90_060.0)
     assert [word.reason for word in expiries(run)] == ["idle"]
 
 
@@ -375,23 +375,23 @@ def test_a_lost_word_of_a_timer_is_said_again() -> None:
     run = task()
     feed(run, opened(), call())
     for now in (1001.0, 1030.0, 1040.0, 1062.0):
-        run.tick(now)
+        run.punctuate(now)
     assert len(expiries(run)) == 2
 
 
 def test_timers_wait_for_the_backlog() -> None:
     run = task()
     feed(run, opened(), call())
-    run.tick(9999.0, caught_up=False)
+    run.punctuate(9999.0, caught_up=False)
     assert expiries(run) == []
 
 
 def test_sessions_without_event_times_expire_by_when_they_were_noticed() -> None:
     run = task()
     feed(run, call(at=0.0))
-    run.tick(5000.0)
+    run.punctuate(5000.0)
     assert expiries(run) == []
-    run.tick(5000.0 + SessionSpec().idle_seconds)
+    run.punctuate(5000.0 + SessionSpec().idle_seconds)
     assert [word.reason for word in expiries(run)] == ["idle"]
 
 

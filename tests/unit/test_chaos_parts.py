@@ -20,7 +20,7 @@ from chaos.oracle import Findings, judge
 from chaos.proxy import Proxy
 from chaos.schedule import Fault, Kind, mutation_plan, plan
 from chaos.seed import Verdict, percentile_95
-from rollmill.models import Disposition, Outcome, PolicyVersion, Unit, outcome
+from rollmill.models import Disposition, PolicyVersion, TokenDisposition, TokenRange, outcome
 from rollmill.ops.ledger import Balance, Totals
 from rollmill.runtime.failpoints import Armed
 from rollmill.testing.http.canned_server import Asked
@@ -50,7 +50,7 @@ def trained(turns: int = TURNS) -> Trained:
     return Trained(ONE.session_id, units(turns), ids, mask, log_probs, ONE.reward)
 
 
-def evidence(*calls: Captured, traces: tuple[Trained, ...] = (), said: tuple[Outcome, ...] = ()) -> Evidence:
+def evidence(*calls: Captured, traces: tuple[Trained, ...] = (), said: tuple[TokenDisposition, ...] = ()) -> Evidence:
     return Evidence(
         captured={call.completion_id: call for call in calls},
         outcomes={item.outcome_id: item for item in said},
@@ -58,8 +58,8 @@ def evidence(*calls: Captured, traces: tuple[Trained, ...] = (), said: tuple[Out
     )
 
 
-def excluded(turn: int, reason: str) -> Outcome:
-    unit = Unit(f"c{turn}", 0, 0, len(ONE.reply_ids(turn)), PolicyVersion())
+def excluded(turn: int, reason: str) -> TokenDisposition:
+    unit = TokenRange(f"c{turn}", 0, 0, len(ONE.reply_ids(turn)), PolicyVersion())
     return outcome(
         Disposition.EXCLUDED, stage="test", session_id=ONE.session_id, attempt=1, units=(unit,), reason=reason
     )
@@ -113,8 +113,8 @@ def test_a_call_that_nobody_made_is_found_and_one_that_broke_off_is_allowed() ->
     assert judge(seen(failures=Counter({1: 1})), twice).clean
 
 
-def excluded_again() -> Outcome:
-    unit = Unit("again", 0, 0, len(ONE.reply_ids(1)), PolicyVersion())
+def excluded_again() -> TokenDisposition:
+    unit = TokenRange("again", 0, 0, len(ONE.reply_ids(1)), PolicyVersion())
     return outcome(
         Disposition.EXCLUDED, stage="test", session_id=ONE.session_id, attempt=1, units=(unit,), reason="sibling"
     )

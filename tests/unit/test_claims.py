@@ -18,13 +18,13 @@ from rollmill.models import EvalResult
 from rollmill.runtime.claim_check import (
     BlobReference,
     BlobStore,
-    Claims,
+    ClaimCheck,
     StorageUnreachableError,
     is_reference,
     largest_value,
 )
 from rollmill.runtime.claim_check.garbage_collection import Swept, sweep
-from rollmill.runtime.kafka.transaction import Outgoing
+from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BATCHES, BUILT, COMPLETIONS, OUTCOMES
 
@@ -50,28 +50,30 @@ def files(tmp_path: Path, shelf: str = "blobs") -> list[Path]:
 async def test_a_large_value_becomes_the_same_small_reference_each_time(
     settings: KafkaSettings, tmp_path: Path
 ) -> None:
-    claims = Claims.of(settings)
-    first, second = [await claims.check_in(BUILT, LARGE) for _ in range(2)]
+    claims = ClaimCheck.of(settings)
+    first, second = [await claims.store(BUILT, LARGE) for _ in range(2)]
     assert first == second
     assert is_reference(first)
     assert len(first) < 300
     assert len(files(tmp_path)) == 1
-    assert await claims.redeem(first) == LARGE
+    assert await claims.resolve(first) == LARGE
     assert BlobReference.decode(first) == BlobReference.to(LARGE, MSGPACK)
 
 
 @pytest.mark.parametrize("value", [b"x" * LIMIT, b"", b"{}"])
 async def test_a_small_value_stays(settings: KafkaSettings, value: bytes) -> None:
-    claims = Claims.of(settings)
-    assert await claims.check_in(COMPLETIONS, value) is value
-    assert await claims.redeem(value) is value
-    assert await claims.redeem(None) is None
+    claims = ClaimCheck.of(settings)
+    assert await claims.store(COMPLETIONS, value) is value
+    assert await claims.resolve(value) is value
+    assert await claims.resolve(None) is None
 
 
 async def test_only_topics_of_large_values_are_checked_in(settings: KafkaSettings) -> None:
-    claims = Claims.of(settings)
-    records = [Outgoing(topic.full_name("t."), 0, b"k", LARGE, (("h", b"1"),)) for topic in (BUILT, OUTCOMES, BATCHES)]
-    built, *others = await claims.check_in_all([*records, Outgoing("t.built", 0, b"k", None)])
+    claims = ClaimCheck.of(settings)
+    records = [
+        ProducerRecord(topic.full_name("t."), 0, b"k", LARGE, (("h", b"1"),)) for topic in (BUILT, OUTCOMES, BATCHES)
+    ]
+    built, *others = await claims.store_all([*records, ProducerRecord("t.built", 0, b"k", None)])
     assert is_reference(built.value)
     assert (built.key, built.headers, built.partition) == (b"k", (("h", b"1"),), 0)
     assert [record.value for record in others] == [LARGE, LARGE, None]
@@ -107,16 +109,16 @@ def _swollen(path: Path) -> None:
 async def test_a_harmed_blob_has_a_named_reason(
     settings: KafkaSettings, tmp_path: Path, harm: object, reason: str
 ) -> None:
-    claims = Claims.of(settings)
-    reference = await claims.check_in(BUILT, LARGE)
+    claims = ClaimCheck.of(settings)
+    reference = await claims.store(BUILT, LARGE)
     (path,) = files(tmp_path)
     assert callable(harm)
     harm(path)
     with pytest.raises(PoisonRecordError) as refused:
-        await claims.redeem(reference)
+        await claims.resolve(reference)
     assert refused.value.reason == reason
     with pytest.raises(FatalError, match=reason):
-        await claims.redeem_all({"state": reference})
+        await claims.resolve_all({"state": reference})
 
 
 def _reference(**changes: object) -> bytes:
@@ -145,7 +147,7 @@ async def test_a_crafted_reference_is_refused(settings: KafkaSettings, value: by
     tracemalloc.start()
     try:
         with pytest.raises(PoisonRecordError) as refused:
-            await Claims.of(settings).redeem(value)
+            await ClaimCheck.of(settings).resolve(value)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -154,10 +156,10 @@ async def test_a_crafted_reference_is_refused(settings: KafkaSettings, value: by
 
 
 async def test_without_a_storage_values_stay_and_references_say_what_is_missing() -> None:
-    claims = Claims.of(KafkaSettings())
-    assert await claims.check_in(BUILT, LARGE) is LARGE
+    claims = ClaimCheck.of(KafkaSettings())
+    assert await claims.store(BUILT, LARGE) is LARGE
     with pytest.raises(PoisonRecordError, match="ROLLMILL_CLAIM_CHECK_URL") as refused:
-        await claims.redeem(_reference())
+        await claims.resolve(_reference())
     assert refused.value.reason == "no_blob_store"
 
 
@@ -168,16 +170,16 @@ def test_a_reader_that_redeems_nothing_says_so() -> None:
 
 
 async def test_a_storage_that_is_away_is_no_poison(settings: KafkaSettings, tmp_path: Path) -> None:
-    claims = Claims.of(settings)
-    reference = await claims.check_in(BUILT, LARGE)
+    claims = ClaimCheck.of(settings)
+    reference = await claims.store(BUILT, LARGE)
     shutil.rmtree(tmp_path / "store")
     with pytest.raises(StorageUnreachableError):
-        await claims.redeem(reference)
+        await claims.resolve(reference)
     (tmp_path / "store").write_text("a file in the directory's place")
     with pytest.raises(StorageUnreachableError):
-        await claims.redeem(reference)
+        await claims.resolve(reference)
     with pytest.raises(StorageUnreachableError):
-        await claims.check_in(BUILT, LARGE)
+        await claims.store(BUILT, LARGE)
     assert issubclass(StorageUnreachableError, OSError), "a task takes it for a lost broker: it starts again"
 
 
@@ -205,8 +207,8 @@ async def swept(store: BlobStore, log: Log, now: float, *, dry_run: bool = False
     return await sweep(store, log.read, now=now, safety_seconds=HOUR, dry_run=dry_run)
 
 
-async def stored(claims: Claims, value: bytes) -> tuple[bytes, str]:
-    reference = await claims.check_in(BUILT, value)
+async def stored(claims: ClaimCheck, value: bytes) -> tuple[bytes, str]:
+    reference = await claims.store(BUILT, value)
     return reference, BlobReference.decode(reference).sha256
 
 
@@ -217,7 +219,7 @@ def aged(path: Path, at: float) -> None:
 async def test_what_no_record_refers_to_goes_in_two_steps(
     settings: KafkaSettings, store: BlobStore, tmp_path: Path
 ) -> None:
-    claims = Claims.of(settings)
+    claims = ClaimCheck.of(settings)
     kept, _ = await stored(claims, LARGE)
     orphan, _ = await stored(claims, LARGE + b"orphan")
     now = files(tmp_path)[0].stat().st_mtime
@@ -226,18 +228,18 @@ async def test_what_no_record_refers_to_goes_in_two_steps(
     tried = await swept(store, log, now + 2 * HOUR, dry_run=True)
     assert (tried.to_trash, tried.referenced, len(files(tmp_path))) == (1, 1, 2)
     assert (await swept(store, log, now + 2 * HOUR)).to_trash == 1
-    assert await claims.redeem(orphan) == LARGE + b"orphan", "still found"
+    assert await claims.resolve(orphan) == LARGE + b"orphan", "still found"
     again = await swept(store, log, now + 2 * HOUR)
     assert (again.deleted, again.bytes_deleted) == (1, len(LARGE) + 6)
-    assert await claims.redeem(kept) == LARGE
+    assert await claims.resolve(kept) == LARGE
     with pytest.raises(PoisonRecordError, match="missing_blob"):
-        await claims.redeem(orphan)
+        await claims.resolve(orphan)
 
 
 async def test_a_writer_that_stores_the_same_again_during_a_sweep_loses_nothing(
     settings: KafkaSettings, store: BlobStore, tmp_path: Path
 ) -> None:
-    claims = Claims.of(settings)
+    claims = ClaimCheck.of(settings)
     reference, digest = await stored(claims, LARGE)
     (path,) = files(tmp_path)
     now = path.stat().st_mtime
@@ -253,10 +255,10 @@ async def test_a_writer_that_stores_the_same_again_during_a_sweep_loses_nothing(
 
     assert (await sweep(store, read, now=now, safety_seconds=HOUR, dry_run=False)).to_trash == 1
     assert not files(tmp_path)
-    assert await claims.redeem(reference) == LARGE
+    assert await claims.resolve(reference) == LARGE
     assert (await swept(store, log, now + 3 * HOUR)).restored == 1
     await swept(store, log, now + 6 * HOUR)
-    assert await claims.redeem(reference) == LARGE
+    assert await claims.resolve(reference) == LARGE
     assert (len(files(tmp_path)), len(files(tmp_path, "trash"))) == (1, 0)
 
 
@@ -271,7 +273,7 @@ def test_the_command_asks_for_a_storage_and_a_safety_age(monkeypatch: pytest.Mon
 async def test_prefixes_share_a_storage_and_not_their_blobs(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     mine, theirs = [KafkaSettings(claim_check_url=url, claim_check_bytes=LIMIT, prefix=name) for name in ("t.", "t.t.")]
-    reference, _ = await stored(Claims.of(theirs), LARGE)
+    reference, _ = await stored(ClaimCheck.of(theirs), LARGE)
     found = await swept(BlobStore(url, mine.prefix), Log(), 4e9)
     assert found == Swept()
-    assert await Claims.of(theirs).redeem(reference) == LARGE
+    assert await ClaimCheck.of(theirs).resolve(reference) == LARGE

@@ -7,7 +7,7 @@ import pytest
 
 from rollmill.codec import CONTENT_TYPE, MAX_BYTES, Headers, decode, header, manifest_header, read_manifest
 from rollmill.errors import PoisonRecordError
-from rollmill.models import EvalResult, Manifest, PolicyVersion, Unit
+from rollmill.models import EvalResult, Manifest, PolicyVersion, TokenRange
 
 JSON: Headers = ((CONTENT_TYPE, b"application/json; charset=utf-8"),)
 
@@ -51,7 +51,7 @@ def test_the_last_header_of_a_name_counts() -> None:
 
 
 def test_a_manifest_is_read_without_the_value_and_never_raises() -> None:
-    manifest = Manifest(session_id="s", units=(Unit("c", 0, 0, 7, PolicyVersion(1, 2)),))
+    manifest = Manifest(session_id="s", units=(TokenRange("c", 0, 0, 7, PolicyVersion(1, 2)),))
     assert read_manifest((manifest_header(manifest),)) == manifest
     assert manifest.tokens == 7
     assert read_manifest((("manifest", b"broken"),)) is None

@@ -14,10 +14,10 @@ from rollmill.cli.moments import moment
 from rollmill.cli.tail import line
 from rollmill.codec import DEAD_LETTER, DEAD_LETTER_DECISION, JSON, Headers, decode, encode, manifest_header
 from rollmill.errors import InvalidInputError, PoisonRecordError
-from rollmill.models import Disposition, Manifest, Outcome, PolicyVersion, Unit
+from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange
 from rollmill.models.outcome import DeadLetterDecision
-from rollmill.ops.dlq import Letter, LetterState, Place, chosen
-from rollmill.ops.dlq.dead_letter import Letters
+from rollmill.ops.dlq import DeadLetter, LetterState, Place, chosen
+from rollmill.ops.dlq.dead_letter import DeadLetters
 from rollmill.ops.dlq.manager import re_driven
 from rollmill.runtime.stream import InputRecord
 from rollmill.runtime.stream.dead_letters import dead_letter
@@ -25,7 +25,7 @@ from rollmill.settings import KafkaSettings
 from rollmill.topics import BUILT, COMPLETIONS, DEAD_LETTERS, POLICIES, Topic, partition_of
 
 SETTINGS = KafkaSettings.model_construct(prefix="t.")
-UNITS = (Unit("c1", 0, 0, 7, PolicyVersion(0, 3)),)
+UNITS = (TokenRange("c1", 0, 0, 7, PolicyVersion(0, 3)),)
 CARRIED = manifest_header(Manifest(session_id="s", units=UNITS))
 
 
@@ -40,7 +40,7 @@ def letter_record(
 ) -> ConsumerRecord[bytes, bytes]:
     """A record of ``dead-letters`` as the engine writes it."""
     received = InputRecord(topic, 3, 41, key, value, headers)
-    emit = dead_letter(received, "reward-merger", error or PoisonRecordError("malformed", "no MessagePack")).emits[0]
+    emit = dead_letter(received, "reward-merger", error or PoisonRecordError("malformed", "no MessagePack")).records[0]
     assert isinstance(emit.value, bytes)
     return record(offset, emit.key.encode(), emit.value, emit.headers)
 
@@ -57,8 +57,8 @@ def decision_record(offset: int, kind: str, of: int) -> ConsumerRecord[bytes, by
     return record(offset, b"s", b"", [(DEAD_LETTER_DECISION, encode(word, JSON))])
 
 
-def letters_of(*records: ConsumerRecord[bytes, bytes]) -> dict[Place, Letter]:
-    letters = Letters()
+def letters_of(*records: ConsumerRecord[bytes, bytes]) -> dict[Place, DeadLetter]:
+    letters = DeadLetters()
     for each in records:
         letters.take(each)
     return letters.found
@@ -152,7 +152,7 @@ def test_re_driving_reopens_what_the_death_had_closed() -> None:
     driven, reopened = re_driven(letter, b"as received", SETTINGS)
     assert (driven.topic, driven.key, driven.value) == ("t.built", b"s", b"as received")
     assert driven.partition == partition_of(b"s", 8)
-    word = decode(Outcome, reopened.value, reopened.headers)
+    word = decode(TokenDisposition, reopened.value, reopened.headers)
     assert (word.disposition, word.units) == (Disposition.REOPENED, UNITS)
     assert reopened.topic == "t.outcomes"
 
@@ -165,7 +165,7 @@ def test_units_that_another_record_holds_are_not_reopened() -> None:
 
 def test_a_record_of_a_single_partition_goes_back_there() -> None:
     received = InputRecord(POLICIES, 0, 4, b"policy", b"{", ())
-    emit = dead_letter(received, "batcher", PoisonRecordError("malformed", "")).emits[0]
+    emit = dead_letter(received, "batcher", PoisonRecordError("malformed", "")).records[0]
     (letter,) = letters_of(record(0, b"policy", b"{", emit.headers)).values()
     assert [(item.topic, item.partition) for item in re_driven(letter, b"{", SETTINGS)] == [("t.policies", 0)]
 

@@ -45,7 +45,7 @@ def task_of(*members: Trajectory, world_size: int = 1, tokens: int = 64) -> Memo
     task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
     for member in members:
         task.feed(TRAJECTORIES, member)
-    task.tick(200.0)
+    task.punctuate(200.0)
     return task
 
 

@@ -1,4 +1,4 @@
-"""What was sampled by another tokenizer, template or model is refused before anything trains on it (RULES A10)."""
+"""What was sampled by another tokenizer, template or model is refused before anything trains on it (rule A10)."""
 
 import re
 
@@ -38,7 +38,7 @@ def test_a_header_counts_the_traces_of_each_fingerprint() -> None:
     task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
     for member in (rollout("a", 1.0, "m2", "m1"), rollout("b", 0.0, "m1", None)):
         task.feed(TRAJECTORIES, member)
-    task.tick(200.0)
+    task.punctuate(200.0)
     (emit,) = task.of(BATCHES)
     assert isinstance(emit.value, bytes)
     assert read_batch(emit.value).header.fingerprints == {"m1": 2, "m2": 1}

@@ -9,7 +9,7 @@ import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.stream.task_consumer import KEEP_UP_SECONDS, Intake
+from rollmill.runtime.stream.task_consumer import KEEP_UP_SECONDS, TaskConsumer
 from rollmill.runtime.stream.task_identity import TaskIdentity
 from rollmill.settings import ServiceSettings
 from rollmill.topics import COMPLETIONS
@@ -48,9 +48,9 @@ class Clients(KafkaClients):
         return self._consumer
 
 
-def intake(polls: list[tuple[int, int]], **settings: Any) -> Intake:
+def intake(polls: list[tuple[int, int]], **settings: Any) -> TaskConsumer:
     identity = TaskIdentity("builder", 0, "rollmill.", ((COMPLETIONS, PLACE),), TopicPartition("rollmill.s", 0))
-    return Intake(identity, Clients(ScriptedConsumer(polls)), ServiceSettings(**settings))
+    return TaskConsumer(identity, Clients(ScriptedConsumer(polls)), ServiceSettings(**settings))
 
 
 @pytest.fixture

@@ -1,48 +1,52 @@
 from __future__ import annotations
 
-from rollmill.models import Disposition, Manifest, Outcome, PolicyVersion, Unit, outcome
+from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange, outcome
 from rollmill.ops.ledger import Accounts, Balance
 
 V1, V2 = PolicyVersion(0, 1), PolicyVersion(0, 2)
 
 
-def unit(start: int, stop: int, *, completion: str = "c1", version: PolicyVersion = V1) -> Unit:
-    return Unit(completion, 0, start, stop, version)
+def unit(start: int, stop: int, *, completion: str = "c1", version: PolicyVersion = V1) -> TokenRange:
+    return TokenRange(completion, 0, start, stop, version)
 
 
 def word(
-    disposition: Disposition, *units: Unit, reason: str | None = None, batch: str | None = None, session: str = "s1"
-) -> Outcome:
+    disposition: Disposition,
+    *units: TokenRange,
+    reason: str | None = None,
+    batch: str | None = None,
+    session: str = "s1",
+) -> TokenDisposition:
     return outcome(
         disposition, stage="test", session_id=session, attempt=1, units=units, reason=reason, batch_id=batch, at=1.0
     )
 
 
-def captured(*units: Unit) -> Outcome:
+def captured(*units: TokenRange) -> TokenDisposition:
     return word(Disposition.CAPTURED, *units)
 
 
-def trained(*units: Unit, batch: str = "b1") -> Outcome:
+def trained(*units: TokenRange, batch: str = "b1") -> TokenDisposition:
     return word(Disposition.TRAINED, *units, batch=batch)
 
 
-def excluded(*units: Unit, reason: str = "stale") -> Outcome:
+def excluded(*units: TokenRange, reason: str = "stale") -> TokenDisposition:
     return word(Disposition.EXCLUDED, *units, reason=reason)
 
 
-def dead(*units: Unit) -> Outcome:
+def dead(*units: TokenRange) -> TokenDisposition:
     return word(Disposition.DEAD_LETTERED, *units, reason="invalid")
 
 
-def reopened(*units: Unit) -> Outcome:
+def reopened(*units: TokenRange) -> TokenDisposition:
     return word(Disposition.REOPENED, *units, reason="re_driven")
 
 
-def holding(*units: Unit) -> Manifest:
+def holding(*units: TokenRange) -> Manifest:
     return Manifest(session_id="s1", units=units)
 
 
-def balance(*words: Outcome, held: tuple[Manifest, ...] = ()) -> Balance:
+def balance(*words: TokenDisposition, held: tuple[Manifest, ...] = ()) -> Balance:
     accounts = Accounts()
     for each in words:
         accounts.book(each)

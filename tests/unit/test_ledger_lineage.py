@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from rollmill.models import Disposition, EndOfStream, Outcome, PolicyVersion, Rewound, StepAcknowledged, Unit, outcome
+from rollmill.models import (
+    Disposition,
+    EndOfStream,
+    PolicyVersion,
+    Rewound,
+    StepAcknowledged,
+    TokenDisposition,
+    TokenRange,
+    outcome,
+)
 from rollmill.ops.ledger import Accounts, Totals
 from rollmill.ops.ledger.lineage import Lineage
 
-UNIT = Unit("c1", 0, 0, 5, PolicyVersion(0, 1))
+UNIT = TokenRange("c1", 0, 0, 5, PolicyVersion(0, 1))
 
 
-def word(disposition: Disposition, batch: str | None = None, reason: str | None = None) -> Outcome:
+def word(disposition: Disposition, batch: str | None = None, reason: str | None = None) -> TokenDisposition:
     return outcome(
         disposition, stage="trainer", session_id="s", attempt=1, units=(UNIT,), reason=reason, batch_id=batch
     )
@@ -18,15 +27,15 @@ def word(disposition: Disposition, batch: str | None = None, reason: str | None 
 CAPTURED = word(Disposition.CAPTURED)
 
 
-def trained(batch: str = "b1") -> Outcome:
+def trained(batch: str = "b1") -> TokenDisposition:
     return word(Disposition.TRAINED, batch)
 
 
-def stale(batch: str = "b1") -> Outcome:
+def stale(batch: str = "b1") -> TokenDisposition:
     return word(Disposition.EXCLUDED, batch, "stale_at_hand_over")
 
 
-def totals(*words: Outcome, **rewound: int) -> Totals:
+def totals(*words: TokenDisposition, **rewound: int) -> Totals:
     accounts = Accounts()
     for each in (CAPTURED, *words):
         accounts.book(each)

@@ -14,10 +14,10 @@ from rollmill.models import (
     Purpose,
     SessionSpec,
     SessionStatus,
+    TokenRange,
     Trace,
     TraceTurn,
     Trajectory,
-    Unit,
     VersionRun,
 )
 from rollmill.testing.memory_task import MemoryTask
@@ -89,7 +89,7 @@ def test_built_and_evaluation_join_in_either_order(task: Task, *, evaluation_fir
     assert emit.key == "s1"
     manifest = read_manifest(emit.headers)
     assert manifest is not None
-    assert manifest.units == (Unit("c1", 0, 0, 2, PolicyVersion(0, 3)),)
+    assert manifest.units == (TokenRange("c1", 0, 0, 2, PolicyVersion(0, 3)),)
     assert task.counts["graded"] == 1
 
 
@@ -147,11 +147,11 @@ def test_the_same_id_with_another_reward_is_a_conflict(task: Task) -> None:
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_work_that_was_repeated_with_another_result_is_a_duplicate(task: Task, *, closed: bool) -> None:
-    """An evaluator killed between its answer and its commit asks a judge twice: the first answer stands (RULES V1)."""
+    """An evaluator killed between its answer and its commit asks a judge twice: the first answer stands (rule V1)."""
     task.feed(BUILT, built("judge"))
     task.feed(EVALUATIONS, said(outcome_reward=0.7, repeatable=True))
     if closed:
-        task.tick(START + 602.0)
+        task.punctuate(START + 602.0)
         read_back(task)
     for again in ({"outcome_reward": 0.8}, {"not_graded": "judge_unparsable"}):
         task.feed(EVALUATIONS, said(repeatable=True, **again))
@@ -170,9 +170,9 @@ def test_attempts_of_one_session_are_sessions_of_their_own(task: Task) -> None:
 def test_the_deadline_is_a_record_that_is_read_back(task: Task) -> None:
     task.feed(BUILT, built("judge", "tests"))
     task.feed(EVALUATIONS, said(outcome_reward=1.0))
-    task.tick(START + 59.0)
+    task.punctuate(START + 59.0)
     assert task.of(EVALUATIONS) == []
-    task.tick(START + 61.0)
+    task.punctuate(START + 61.0)
     (emit,) = task.of(EVALUATIONS)
     assert emit.partition == HOME
     assert isinstance(emit.value, Evaluation)
@@ -185,9 +185,9 @@ def test_the_deadline_is_a_record_that_is_read_back(task: Task) -> None:
 def test_a_deadline_is_asked_for_once_and_again_only_if_it_never_comes_back(task: Task) -> None:
     task.feed(BUILT, built("judge"))
     for now in (61.0, 61.25, 62.5, 70.0):
-        task.tick(START + now)
+        task.punctuate(START + now)
     assert len(task.of(EVALUATIONS)) == 1
-    task.tick(START + 95.0)
+    task.punctuate(START + 95.0)
     first, second = task.of(EVALUATIONS)
     assert first == second
     read_back(task)
@@ -197,7 +197,7 @@ def test_a_deadline_is_asked_for_once_and_again_only_if_it_never_comes_back(task
 
 def test_an_answer_that_was_in_the_log_before_the_deadline_wins(task: Task) -> None:
     task.feed(BUILT, built("judge"))
-    task.tick(START + 61.0)
+    task.punctuate(START + 61.0)
     task.feed(EVALUATIONS, said(outcome_reward=1.0, at=START + 60.5))
     read_back(task)
     assert summary(task) == [(0, 1.0, None)]
@@ -206,7 +206,7 @@ def test_an_answer_that_was_in_the_log_before_the_deadline_wins(task: Task) -> N
 
 def test_a_late_answer_revises_the_deadline(task: Task) -> None:
     task.feed(BUILT, built("judge"))
-    task.tick(START + 61.0)
+    task.punctuate(START + 61.0)
     read_back(task)
     task.feed(EVALUATIONS, said(outcome_reward=1.0, at=START + 90.0))
     assert summary(task) == [(0, None, "deadline"), (1, 1.0, None)]
@@ -215,17 +215,17 @@ def test_a_late_answer_revises_the_deadline(task: Task) -> None:
 @pytest.mark.parametrize("closed_at", [0.0, 1e12])
 def test_a_session_without_a_credible_time_has_its_deadline_from_first_sight(task: Task, closed_at: float) -> None:
     task.feed(BUILT, built("judge", closed_at=closed_at))
-    task.tick(START)
-    task.tick(START + 59.0)
+    task.punctuate(START)
+    task.punctuate(START + 59.0)
     assert task.of(EVALUATIONS) == []
-    task.tick(START + 61.0)
+    task.punctuate(START + 61.0)
     assert len(task.of(EVALUATIONS)) == 1
 
 
 def test_revisions_close_then_only_a_marker_stays_then_nothing(task: Task) -> None:
     task.feed(BUILT, built("judge"))
     task.feed(EVALUATIONS, said(outcome_reward=1.0))
-    task.tick(START + 2.0 + WINDOWS.revisions)
+    task.punctuate(START + 2.0 + WINDOWS.revisions)
     assert [item.evaluator for item in read_back(task)] == ["revisions_closed"]
     assert [key for key, _ in task.state.items()] == ["s1:1/closed"]
     task.feed(EVALUATIONS, said(outcome_reward=1.0))
@@ -234,7 +234,7 @@ def test_revisions_close_then_only_a_marker_stays_then_nothing(task: Task) -> No
     task.feed(EVALUATIONS, said("e2", outcome_reward=0.0, supersedes="e1"))
     task.feed(BUILT, built("judge", error="another"))
     assert reasons(task) == ["late_evaluation", "conflict"]
-    task.tick(START + 3.0 + WINDOWS.revisions + WINDOWS.markers)
+    task.punctuate(START + 3.0 + WINDOWS.revisions + WINDOWS.markers)
     assert [item.evaluator for item in read_back(task)] == ["forgotten"]
     assert len(task.state) == 0
     assert task.changelog == {}
@@ -245,7 +245,7 @@ def test_closing_in_the_log_before_built_is_read_loses_nothing(task: Task) -> No
     first: Task = MemoryTask(task.stage, partition=HOME)
     first.feed(BUILT, built("judge"))
     first.feed(EVALUATIONS, said(outcome_reward=1.0))
-    first.tick(START + 2.0 + WINDOWS.revisions)
+    first.punctuate(START + 2.0 + WINDOWS.revisions)
     (closing,) = [emit.value for emit in first.of(EVALUATIONS)]
     for record in (said(outcome_reward=1.0), closing, said("e2", outcome_reward=0.0)):
         task.feed(EVALUATIONS, record)
@@ -257,8 +257,8 @@ def test_closing_in_the_log_before_built_is_read_loses_nothing(task: Task) -> No
 
 def test_evaluations_of_a_session_that_never_comes_are_forgotten(task: Task) -> None:
     task.feed(EVALUATIONS, said(outcome_reward=1.0))
-    task.tick(START)
-    task.tick(START + WINDOWS.orphans + 1.0)
+    task.punctuate(START)
+    task.punctuate(START + WINDOWS.orphans + 1.0)
     assert [item.evaluator for item in read_back(task)] == ["forgotten"]
     assert len(task.state) == 0
     assert task.counts["evaluations_orphaned"] == 1
@@ -317,9 +317,9 @@ def test_state_restored_from_the_changelog_is_the_live_state(task: Task) -> None
         task.feed(EVALUATIONS, said(f"e{number}", outcome_reward=number / 10, metadata={"n": number}))
     task.feed(EVALUATIONS, said("x", session_id=_neighbour(), not_graded="lost"))
     assert dict(task.restored().items()) == dict(task.state.items())
-    task.tick(START + 61.0)
+    task.punctuate(START + 61.0)
     read_back(task)
-    task.tick(START + 62.0 + WINDOWS.revisions)
+    task.punctuate(START + 62.0 + WINDOWS.revisions)
     read_back(task)
     assert dict(task.restored().items()) == dict(task.state.items())
 
@@ -330,19 +330,19 @@ def _neighbour() -> str:
 
 def test_the_units_that_a_waiting_session_holds_are_written_with_its_state(task: Task) -> None:
     effects = task.feed(BUILT, built("judge"))
-    (delta,) = effects.deltas
+    (delta,) = effects.updates
     assert delta.manifest == built().manifest
 
 
 def test_what_went_on_is_no_longer_held_although_a_copy_stays() -> None:
     task: Task = MemoryTask(RewardMergerStage(partitions=PARTITIONS, windows=WINDOWS), partition=HOME)
     task.feed(BUILT, built("judge", "critic"))
-    (first,) = task.feed(EVALUATIONS, said("e1", outcome_reward=1.0)).deltas
-    (last,) = task.feed(EVALUATIONS, said("e2", "critic", outcome_reward=0.0)).deltas
+    (first,) = task.feed(EVALUATIONS, said("e1", outcome_reward=1.0)).updates
+    (last,) = task.feed(EVALUATIONS, said("e2", "critic", outcome_reward=0.0)).updates
     assert first.manifest is None
     assert last.manifest == Manifest(session_id="s1", attempt=1)
 
 
 def test_a_session_that_waits_for_nothing_is_never_held(task: Task) -> None:
-    (delta,) = task.feed(BUILT, built()).deltas
+    (delta,) = task.feed(BUILT, built()).updates
     assert delta.manifest is None

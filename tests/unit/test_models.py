@@ -19,10 +19,10 @@ from rollmill.models import (
     PolicyVersion,
     SampledChoice,
     SessionSpec,
+    TokenRange,
     Trace,
     TraceTurn,
     Trajectory,
-    Unit,
     VersionRun,
     expand,
     run_lengths,
@@ -137,7 +137,7 @@ def test_units_are_the_trained_ranges_split_where_the_version_changes() -> None:
         versions=[[[0, 3], 2], [None, 1], [[0, 3], 1], [[0, 4], 1]],
         turns=[TraceTurn(completion_id="c1", start=0, stop=2), TraceTurn(completion_id="c2", start=3, stop=5)],
     )
-    assert made.units() == (Unit("c1", 0, 0, 2, V3), Unit("c2", 0, 0, 1, V3), Unit("c2", 0, 1, 2, V4))
+    assert made.units() == (TokenRange("c1", 0, 0, 2, V3), TokenRange("c2", 0, 0, 1, V3), TokenRange("c2", 0, 1, 2, V4))
     assert made.oldest_version == V3
     assert made.versions_trained == {V3: 3, V4: 1}
 

@@ -1,4 +1,4 @@
-"""pass@k of eval sessions: the estimator by value, and what counts as an answer (RULES A7)."""
+"""pass@k of eval sessions: the estimator by value, and what counts as an answer (rule A7)."""
 
 from itertools import combinations
 from typing import Any
@@ -91,7 +91,7 @@ def test_the_batcher_counts_evals_and_batches_none() -> None:
     task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
     for member in (exam("a", 1.0), exam("b", 0.0), exam("c", None)):
         task.feed(TRAJECTORIES, member)
-    task.tick(1e6)
+    task.punctuate(1e6)
     assert task.of(BATCHES) == []
     assert {getattr(emit.value, "reason", None) for emit in task.of(OUTCOMES)} == {"eval"}
     assert (task.counts["evals_graded"], task.counts["evals_ungraded"]) == (2, 1)

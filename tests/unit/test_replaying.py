@@ -19,8 +19,8 @@ from rollmill.models import (
     SessionOpened,
     SessionStatus,
     StrategySpec,
+    TokenRange,
     Trajectory,
-    Unit,
     outcome,
 )
 from rollmill.ops.ledger import Accounts
@@ -158,8 +158,8 @@ def test_a_trajectory_counts_from_its_last_grade() -> None:
 
 
 def summary(*found: Trajectory, trained: int) -> Summary:
-    accounts, units = Accounts(), (Unit("c", 0, 0, 10, PolicyVersion()),)
-    parts = (Unit("c", 0, 0, trained, PolicyVersion()), Unit("c", 0, trained, 10, PolicyVersion()))
+    accounts, units = Accounts(), (TokenRange("c", 0, 0, 10, PolicyVersion()),)
+    parts = (TokenRange("c", 0, 0, trained, PolicyVersion()), TokenRange("c", 0, trained, 10, PolicyVersion()))
     for disposition, own, reason in (
         (Disposition.CAPTURED, units, None),
         (Disposition.TRAINED, parts[:1], None),
@@ -210,6 +210,6 @@ def test_a_prefix_that_is_none(prefix: str) -> None:
 
 
 def test_an_event_with_other_rules_is_not_what_its_blob_held() -> None:
-    kept = replace(event("session_opened"), value=b"a reference", redeemed=event("session_opened").value)
+    kept = replace(event("session_opened"), value=b"a reference", resolved=event("session_opened").value)
     (found,) = read(Selection(replace(PLAN, builder=OTHER)), kept)
     assert found.spec.builder == OTHER

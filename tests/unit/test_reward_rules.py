@@ -183,7 +183,7 @@ def batched(*members: Trajectory, **treatments: Treatment) -> tuple[list[WireBat
     task: MemoryTask[Any] = MemoryTask(BatcherStage(rules))
     for member in members:
         task.feed(TRAJECTORIES, member)
-    task.tick(200.0)
+    task.punctuate(200.0)
     batches = [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
     left = {emit.value.session_id: emit.value.reason for emit in task.of(OUTCOMES)}  # type: ignore[union-attr]  # models
     return batches, left

@@ -57,7 +57,7 @@ def test_returns_go_on_over_the_traces_of_a_rollout_wherever_they_are(world_size
     task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
     for member in (rollout("a", (1, 2), None, (4, 8)), rollout("b", None, None)):
         task.feed(TRAJECTORIES, member)
-    task.tick(200.0)
+    task.punctuate(200.0)
     found: dict[tuple[str, int], list[float]] = {}
     for batch in (read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)):
         packed = pack(batch, np.ones(len(batch.trace_index), np.bool_))

@@ -20,7 +20,7 @@ from aiokafka.errors import (
 from rollmill.errors import FatalError, FencedError
 from rollmill.runtime.kafka import transaction
 from rollmill.runtime.kafka.transaction import (
-    Outgoing,
+    ProducerRecord,
     Transaction,
     TransactionFailedError,
     refuse_forbidden,
@@ -86,7 +86,7 @@ async def test_a_large_transaction_has_a_bounded_share_in_flight(monkeypatch: py
     broker = Watched()
     producer = WatchedProducer(broker, Line(0.001), "owner")
     await producer.start()
-    records = [Outgoing(OUT.topic, 0, b"", bytes(300)) for _ in range(10)]
+    records = [ProducerRecord(OUT.topic, 0, b"", bytes(300)) for _ in range(10)]
     assert await Transaction(producer, 5.0).run(records, None, "group") == list(range(10))
     assert max(broker.requests) <= 1000
     assert sum(broker.requests) == 3000

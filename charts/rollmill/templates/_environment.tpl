@@ -30,7 +30,7 @@ ROLLMILL_{{ upper $name }}: {{ include "rollmill.value" $value | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* Variables that a ConfigMap cannot hold: secrets, and the ordinal of the pod (RULES T1). */}}
+{{/* Variables that a ConfigMap cannot hold: secrets, and the ordinal of the pod (rule T1). */}}
 {{- define "rollmill.variables" -}}
 {{- if has .name (list "builder" "reward-merger") }}
 - name: ROLLMILL_PROCESS_INDEX

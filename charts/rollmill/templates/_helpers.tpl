@@ -41,7 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ printf "%s%s-%s:%s" $image.registry $image.repository $name (default .root.Chart.AppVersion $image.tag) }}
 {{- end -}}
 
-{{/* Number of processes of a service that has a fixed one; 1 of the batcher (RULES B1). */}}
+{{/* Number of processes of a service that has a fixed one; 1 of the batcher (rule B1). */}}
 {{- define "rollmill.replicas" -}}
 {{- if hasKey .service "replicas" -}}{{ int .service.replicas }}{{- else -}}1{{- end -}}
 {{- end -}}

@@ -84,7 +84,7 @@ spec:
 {{- end -}}
 
 {{/*
-A restore may take as long as it takes: /live answers meanwhile, /ready waits for it, and nothing kills it (RULES C5).
+A restore may take as long as it takes: /live answers meanwhile, /ready waits for it, and nothing kills it (rule C5).
 A container that was fenced ends by itself after 30 seconds; liveness leaves it that long.
 */}}
 {{- define "rollmill.probes" -}}

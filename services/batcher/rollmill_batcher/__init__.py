@@ -1,6 +1,6 @@
 """The batcher: trajectories become groups, groups become steps, steps become packed micro-batches.
 
-In: ``trajectories`` (all partitions), ``policies`` and ``acks``, by the one task of the run (RULES B1).
+In: ``trajectories`` (all partitions), ``policies`` and ``acks``, by the one task of the run (rule B1).
 Out: ``batches`` (safetensors, partition = data-parallel rank), ``cuts`` (every decision) and ``outcomes``
 (whatever is not trained, with its reason).
 State (``state.batcher``): a slim copy of every waiting trajectory by group, a marker for each closed group that

@@ -1,4 +1,4 @@
-"""One consumer of record per run (RULES A9): the batcher, a trainer that reads trajectories itself, or nobody."""
+"""One consumer of record per run (rule A9): the batcher, a trainer that reads trajectories itself, or nobody."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Acknowledgements(Record):
         return known._with(event.rank, reached)
 
     def rewound(self, event: Rewound) -> Acknowledgements:
-        """Steps from ``event.next_step`` on are open again, for the rank that went back or for all (RULES A4)."""
+        """Steps from ``event.next_step`` on are open again, for the rank that went back or for all (rule A4)."""
         if event.rank is not None:
             held = self.next_steps.get(event.rank, self.base)
             return self._with(event.rank, min(held, event.next_step))

@@ -27,7 +27,7 @@ class BatcherSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True, env_parse_none_str="none")
 
     policy: str = "policy"
-    """The one policy of the run; trajectories of another are excluded as ``other_policy`` (RULES A8)."""
+    """The one policy of the run; trajectories of another are excluded as ``other_policy`` (rule A8)."""
     groups_per_step: PositiveInt = 8
     """A step waits for so many usable groups."""
     tokens_per_step: PositiveInt | None = None

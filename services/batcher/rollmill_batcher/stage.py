@@ -1,4 +1,4 @@
-"""The batcher's stage: intake of trajectories, policies and acknowledgements; a cut at a tick (RULES B)."""
+"""The batcher's stage: intake of trajectories, policies and acknowledgements; a cut at a tick (rules B1 to B4)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rollmill.models import (
     Purpose,
     Rewound,
     StepAcknowledged,
-    StepsPlaced,
+    StepsResharded,
     StepsReturned,
     TrainerEvent,
     Trajectory,
 )
-from rollmill.runtime.stream import NOTHING, Delta, Effects, InputRecord, Stage, StateView, TaskView
+from rollmill.runtime.stream import NOTHING, InputRecord, Outputs, Processor, StateUpdate, StateView, TaskContext
 from rollmill.topics import ACKS, POLICIES, STATE_BATCHER, TRAJECTORIES
 from rollmill_batcher.groups.config import Rules
 from rollmill_batcher.groups.group import revision_of
@@ -43,13 +43,13 @@ from rollmill_batcher.steps.cut_planning import decide, excluded
 from rollmill_batcher.steps.resharding import placed_anew
 from rollmill_batcher.steps.reward_variance_monitor import Sameness
 
-TRAINER_EVENTS = StepAcknowledged | Rewound | EndOfStream | StepsReturned | StepsPlaced
+TRAINER_EVENTS = StepAcknowledged | Rewound | EndOfStream | StepsReturned | StepsResharded
 OTHER_POLICY = "other_policy"
 LATE_FOR_GROUP = "late_for_group"
 
 
-class BatcherStage(Stage[Held]):
-    """One task over all partitions (RULES B1). Intake decides nothing that depends on the order of partitions."""
+class BatcherStage(Processor[Held]):
+    """One task over all partitions (rule B1). Intake decides nothing that depends on the order of partitions."""
 
     name = STAGE
     inputs = (TRAJECTORIES, POLICIES, ACKS)
@@ -62,7 +62,7 @@ class BatcherStage(Stage[Held]):
         deadline passes before they are read. Only delays cuts; each cut says what time it went by."""
         self._sameness = Sameness()
 
-    def process(self, state: StateView[Held], record: InputRecord) -> Effects:
+    def process(self, state: StateView[Held], record: InputRecord) -> Outputs:
         _check_run(progress_of(state), self._rules.run)
         value = record.read()
         if isinstance(value, Trajectory):
@@ -75,7 +75,7 @@ class BatcherStage(Stage[Held]):
     def apply(self, key: str, value: Held | None, payload: bytes) -> Held:
         return folded(key, value, payload)
 
-    def tick(self, state: StateView[Held], view: TaskView) -> Effects:
+    def punctuate(self, state: StateView[Held], view: TaskContext) -> Outputs:
         """Cut, where a cut changes something."""
         _check_run(progress_of(state), self._rules.run)
         self._has_caught_up = self._has_caught_up or view.caught_up
@@ -85,7 +85,7 @@ class BatcherStage(Stage[Held]):
         self._sameness.saw(decision.closed)
         return effects_of(state, cut, decision, self._rules) if decision else NOTHING
 
-    def _take(self, state: StateView[Held], trajectory: Trajectory) -> Effects:
+    def _take(self, state: StateView[Held], trajectory: Trajectory) -> Outputs:
         if trajectory.spec.policy != self._rules.policy:
             return _refused(trajectory, OTHER_POLICY)
         if trajectory.spec.purpose is Purpose.EVAL:
@@ -95,81 +95,81 @@ class BatcherStage(Stage[Held]):
         done = done_of(state, trajectory.group_id)
         return _late(trajectory, done) if done is not None else self._joined(state, trajectory)
 
-    def _joined(self, state: StateView[Held], trajectory: Trajectory) -> Effects:
+    def _joined(self, state: StateView[Held], trajectory: Trajectory) -> Outputs:
         """Into its group. Raises PoisonRecordError where the same revision said something else before."""
         group = group_of(state, trajectory.group_id)
         held = group.holding(trajectory.session_id, trajectory.attempt) if group else None
         if held is not None and revision_of(trajectory) <= revision_of(held):
             return _said_before(trajectory, held)
         delta = member_delta(trajectory, outputs=self._rules.scoring is not None)
-        return Effects(deltas=(delta,), counts={"trajectories" if held is None else "revisions": 1})
+        return Outputs(updates=(delta,), counts={"trajectories" if held is None else "revisions": 1})
 
-    def _announced(self, progress: Progress, announcement: PolicyAnnouncement) -> Effects:
+    def _announced(self, progress: Progress, announcement: PolicyAnnouncement) -> Outputs:
         if (announcement.run, announcement.policy) != (self._rules.run, self._rules.policy):
-            return Effects(counts={"announcements_of_others": 1})
+            return Outputs(counts={"announcements_of_others": 1})
         return _moved(progress, progress.announced(announcement), "announcements")
 
-    def _heard(self, state: StateView[Held], event: TrainerEvent) -> Effects:
+    def _heard(self, state: StateView[Held], event: TrainerEvent) -> Outputs:
         if event.run != self._rules.run:
-            return Effects(counts={"trainer_events_of_others": 1})
+            return Outputs(counts={"trainer_events_of_others": 1})
         if isinstance(event, StepsReturned):
             return placed_anew(state, event, self._rules)
         progress = progress_of(state)
-        if isinstance(event, StepsPlaced):
+        if isinstance(event, StepsResharded):
             return NOTHING  # its own word
         if isinstance(event, StepAcknowledged) and event.placement < progress.placement:
-            return Effects(counts={"acknowledgements_of_void_records": 1})
+            return Outputs(counts={"acknowledgements_of_void_records": 1})
         _check(progress, event)
         return self._released(state, progress, progress.heard(event), event)
 
     def _released(
         self, state: StateView[Held], before: Progress, after: Progress, event: StepAcknowledged | Rewound | EndOfStream
-    ) -> Effects:
+    ) -> Outputs:
         """The groups of steps that are done leave the state."""
         kept_from = max(after.kept_from, after.acks.acknowledged - self._rules.returnable_steps)
         moved = _moved(before, after.replace(kept_from=kept_from), event.type)
         done = range(before.acks.acknowledged, after.acks.acknowledged)
         observed = {"age_at_hand_over_seconds": ages(step_members(state, done), event.at)} if done else {}
-        return replace(moved, ends=step_ends(state, range(after.kept_from, kept_from)), observed=observed)
+        return replace(moved, deletes=step_ends(state, range(after.kept_from, kept_from)), observed=observed)
 
     def gauges(self, state: StateView[Held]) -> Mapping[str, float]:
         return {"groups_open": sum(1 for _ in groups(state)), "steps_queued": progress_of(state).queued_steps}
 
 
-def _refused(trajectory: Trajectory, reason: str, deltas: tuple[Delta, ...] = ()) -> Effects:
+def _refused(trajectory: Trajectory, reason: str, deltas: tuple[StateUpdate, ...] = ()) -> Outputs:
     """Never batched, and said so at once. A repeat says the same again, with the same id."""
     exclusion = excluded(trajectory, reason)
     emits = (exclusion_emit(exclusion, trajectory.closed_at),) if exclusion.units else ()
-    return Effects(emits, deltas, counts={"trajectories": 1, f"excluded_{reason}": exclusion.tokens, reason: 1})
+    return Outputs(emits, deltas, counts={"trajectories": 1, f"excluded_{reason}": exclusion.tokens, reason: 1})
 
 
-def _evaluated(trajectory: Trajectory) -> Effects:
-    """Graded and never batched (RULES A7); `rollmill evals` reports it from the topic."""
+def _evaluated(trajectory: Trajectory) -> Outputs:
+    """Graded and never batched (rule A7); `rollmill evals` reports it from the topic."""
     effects = _refused(trajectory, trajectory.spec.purpose.value)
     grade = "evals_ungraded" if trajectory.outcome_reward is None else "evals_graded"
     return replace(effects, counts={**effects.counts, grade: 1})
 
 
-def _late(trajectory: Trajectory, done: DoneGroup) -> Effects:
+def _late(trajectory: Trajectory, done: DoneGroup) -> Outputs:
     """Its group is closed: a repeat or a revision of a member, or a member that came too late."""
     if done.knows(trajectory):
-        return Effects(counts={"revisions_after_cut" if revision_of(trajectory) else "duplicates": 1})
+        return Outputs(counts={"revisions_after_cut" if revision_of(trajectory) else "duplicates": 1})
     return _refused(trajectory, LATE_FOR_GROUP, (done_delta(done.with_late(trajectory)),))
 
 
-def _said_before(trajectory: Trajectory, held: Trajectory) -> Effects:
+def _said_before(trajectory: Trajectory, held: Trajectory) -> Outputs:
     if revision_of(trajectory) == revision_of(held) and slim(trajectory) != slim(held):
         raise PoisonRecordError(
             "conflict",
             f"revision {revision_of(held)} of {held.session_id}:{held.attempt} is known with other content",
             units_held=True,
         )
-    return Effects(counts={"duplicates": 1})
+    return Outputs(counts={"duplicates": 1})
 
 
-def _moved(before: Progress, after: Progress, name: str) -> Effects:
+def _moved(before: Progress, after: Progress, name: str) -> Outputs:
     deltas = () if after == before else (progress_delta(after),)
-    return Effects(deltas=deltas, counts={name: 1})
+    return Outputs(updates=deltas, counts={name: 1})
 
 
 def _check_run(progress: Progress, run: str) -> None:

@@ -12,7 +12,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from rollmill.codec import JSON, decode, encode
 from rollmill.models import Cut, EventTime, Identifier, Record, SessionSpec, Trace, Trajectory
-from rollmill.runtime.stream import Delta, StateView
+from rollmill.runtime.stream import StateUpdate, StateView
 from rollmill_batcher.groups.group import Group, GroupState
 from rollmill_batcher.progress import Progress
 
@@ -23,7 +23,7 @@ STEP = "step:"
 
 
 class DoneGroup(Record):
-    """Marker of a closed group: names late members, and knows repeats of those it has disposed of (RULES S2)."""
+    """Marker of a closed group: names late members, and knows repeats of those it has disposed of (rule S2)."""
 
     group_id: Identifier
     state: GroupState
@@ -42,7 +42,7 @@ class DoneGroup(Record):
 
 
 class CutStep(Record):
-    """A step whose groups are held until all ranks have acknowledged it: it can be laid out anew (RULES R4)."""
+    """A step whose groups are held until all ranks have acknowledged it: it can be laid out anew (rule R4)."""
 
     cut: Cut
     forks: dict[int, int]
@@ -66,21 +66,21 @@ def folded(key: str, value: Held | None, payload: bytes) -> Held:
     return group.joined(member)
 
 
-def member_delta(trajectory: Trajectory, *, outputs: bool = False) -> Delta:
+def member_delta(trajectory: Trajectory, *, outputs: bool = False) -> StateUpdate:
     kept = slim(trajectory, outputs=outputs)
-    return Delta(group_key(trajectory.group_id), encode(kept), manifest=trajectory.manifest)
+    return StateUpdate(group_key(trajectory.group_id), encode(kept), manifest=trajectory.manifest)
 
 
-def progress_delta(progress: Progress) -> Delta:
-    return Delta(PROGRESS, encode(progress, JSON), replaces=True)
+def progress_delta(progress: Progress) -> StateUpdate:
+    return StateUpdate(PROGRESS, encode(progress, JSON), replaces=True)
 
 
-def done_delta(done: DoneGroup) -> Delta:
-    return Delta(done_key(done.group_id), encode(done, JSON), replaces=True)
+def done_delta(done: DoneGroup) -> StateUpdate:
+    return StateUpdate(done_key(done.group_id), encode(done, JSON), replaces=True)
 
 
-def step_delta(step: CutStep) -> Delta:
-    return Delta(step_key(step.cut.step), encode(step, JSON), replaces=True)
+def step_delta(step: CutStep) -> StateUpdate:
+    return StateUpdate(step_key(step.cut.step), encode(step, JSON), replaces=True)
 
 
 def step_key(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The builder's stage: session events in, trajectories and outcomes out (RULES S1, S2, E2, L3, M3)."""
+"""The builder's stage: session events in, trajectories and outcomes out (rules S1, S2, E2, L3, M3)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from rollmill.models import (
     SessionOpened,
     SessionStatus,
 )
-from rollmill.runtime.stream.processor import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
+from rollmill.runtime.stream.processor import (
+    InputRecord,
+    OutputRecord,
+    Outputs,
+    Processor,
+    StateUpdate,
+    StateView,
+    TaskContext,
+)
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry
 from rollmill.topics import BUILT, COMPLETIONS, STATE_BUILDER, partition_of
 from rollmill_builder.merging.closed_session import EndedSession
@@ -48,7 +56,7 @@ class _Ending:
     reward: float | None = None
 
 
-class BuilderStage(Stage[BuilderState]):
+class BuilderStage(Processor[BuilderState]):
     """Folds ``completions`` into ``built``. State: open sessions, markers of closed ones, the time of the last sweep.
 
     ``late_window``: seconds of event time for which a closed session is remembered. ``expiry_seconds``: how often
@@ -73,7 +81,7 @@ class BuilderStage(Stage[BuilderState]):
         self._registry, self._partitions, self._late_window = registry, partitions, late_window
         self._shards = Shards(lambda: Shard(expiry_seconds, memory or MemoryLimits()))
 
-    def process(self, state: StateView[BuilderState], record: InputRecord) -> Effects:
+    def process(self, state: StateView[BuilderState], record: InputRecord) -> Outputs:
         event: Any = record.read()
         self._check_place(event, record)
         key = session_key(event.session_id, event.attempt)
@@ -113,17 +121,19 @@ class BuilderStage(Stage[BuilderState]):
             found = found.then(session.record(len(session.calls) - 1))
         return replace(session, folded=found)
 
-    def tick(self, state: StateView[BuilderState], view: TaskView) -> Effects:
+    def punctuate(self, state: StateView[BuilderState], view: TaskContext) -> Outputs:
         if not view.keeps_up:
-            return Effects()
+            return Outputs()
         due = self._shards[view.partition].expired(state, view.now)
-        return Effects(emits=tuple(Emit(COMPLETIONS, item.session_id, item, partition=view.partition) for item in due))
+        return Outputs(
+            records=tuple(OutputRecord(COMPLETIONS, item.session_id, item, partition=view.partition) for item in due)
+        )
 
     def _shard(self, session_id: str) -> Shard:
         return self._shards[partition_of(session_id.encode(), self._partitions)]
 
     def _check_place(self, event: Event, record: InputRecord) -> None:
-        """Co-partitioning depends on key and partitioner of whoever produced this (RULES M3)."""
+        """Co-partitioning depends on key and partitioner of whoever produced this (rule M3)."""
         if record.key != event.session_id.encode():
             raise PoisonRecordError(
                 "wrong_partition", f"the key is {record.key!r}; it must be the session id {event.session_id!r}"
@@ -138,7 +148,7 @@ class BuilderStage(Stage[BuilderState]):
 
     def _event(
         self, state: StateView[BuilderState], key: str, session: OpenSession, event: Event, *, is_open: bool
-    ) -> Effects:
+    ) -> Outputs:
         if isinstance(event, SessionOpened):
             return self._open(key, session, event)
         if isinstance(event, CompletionRecord):
@@ -148,13 +158,13 @@ class BuilderStage(Stage[BuilderState]):
             ending = _Ending(event.at, event.status, event.error, event.output, event.reward)
             return self._close(state, key, session, ending)
         if not is_open or (event.reason == "idle" and len(session.calls) > event.seen):
-            return Effects(counts={"expiries_ignored": 1})
+            return Outputs(counts={"expiries_ignored": 1})
         error = f"session expired: {event.reason}"
         return self._close(state, key, session, _Ending(event.at, SessionStatus.TIMEOUT, error))
 
-    def _open(self, key: str, session: OpenSession, event: SessionOpened) -> Effects:
+    def _open(self, key: str, session: OpenSession, event: SessionOpened) -> Outputs:
         if session.opening is not None and session.spec == event.spec:
-            return Effects(counts={"duplicates": 1})  # a caller that tries again opens at another time
+            return Outputs(counts={"duplicates": 1})  # a caller that tries again opens at another time
         if session.opening is not None:
             raise PoisonRecordError("conflict", f"session {key} was opened already, with another content")
         try:
@@ -163,9 +173,9 @@ class BuilderStage(Stage[BuilderState]):
             raise PoisonRecordError("unknown_strategy", str(error)) from error
         content_digest(event)  # refuses metadata that is no JSON
         delta = OpenedDelta(session_id=event.session_id, attempt=event.attempt, event=event)
-        return Effects(deltas=(Delta(key, encode(delta)),), counts={"sessions_opened": 1})
+        return Outputs(updates=(StateUpdate(key, encode(delta)),), counts={"sessions_opened": 1})
 
-    def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, ending: _Ending) -> Effects:
+    def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, ending: _Ending) -> Outputs:
         end = session.ended(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
         ended = EndedSession(end, session.calls)
         trajectory, value, records = outputs.built(ended, finish(ended, self._registry, session.folded), self._largest)
@@ -177,17 +187,17 @@ class BuilderStage(Stage[BuilderState]):
         )
         self._shard(session.session_id).memory.forget(key)
         swept, sweep = self._sweep(state, end.closed_at)
-        return Effects(
-            emits=records,
-            ends=(key, *swept),
-            deltas=(Delta(marker_key(key), encode(marker), replaces=True), *sweep),
+        return Outputs(
+            records=records,
+            deletes=(key, *swept),
+            updates=(StateUpdate(marker_key(key), encode(marker), replaces=True), *sweep),
             counts=outputs.close_counts(trajectory),
         )
 
     def gauges(self, state: StateView[BuilderState]) -> Mapping[str, float]:
         return {"sessions_open": sum(isinstance(value, OpenSession) for _, value in state.items())}
 
-    def _sweep(self, state: StateView[BuilderState], now: float) -> tuple[tuple[str, ...], tuple[Delta, ...]]:
+    def _sweep(self, state: StateView[BuilderState], now: float) -> tuple[tuple[str, ...], tuple[StateUpdate, ...]]:
         """Markers that are old enough to go, looked for a few times per window; time is the closing records' own.
 
         One record moves the time by at most a window, so that a single wrong clock cannot empty the memory.
@@ -197,7 +207,7 @@ class BuilderStage(Stage[BuilderState]):
             if now < before.at + self._late_window / SWEEPS_PER_WINDOW:
                 return (), ()
             now = min(now, before.at + self._late_window)
-        delta = Delta(SWEEP_KEY, encode(Sweep(at=now)), replaces=True)
+        delta = StateUpdate(SWEEP_KEY, encode(Sweep(at=now)), replaces=True)
         return tuple(self._expired(state, now - self._late_window)), (delta,)
 
     @staticmethod
@@ -205,27 +215,27 @@ class BuilderStage(Stage[BuilderState]):
         return (key for key, value in state.items() if isinstance(value, Closed) and value.at < before)
 
 
-def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Effects:
+def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Outputs:
     digest, parts = call_digest(record)
     known = session.calls.digest_of(record.completion_id)
     if known is not None and known != digest:
         raise PoisonRecordError("conflict", f"completion {record.completion_id} came before, with another content")
     if known is not None:
-        return Effects(counts={"duplicates": 1})
+        return Outputs(counts={"duplicates": 1})
     units = captured_units(record)
     manifest = Manifest(session_id=record.session_id, attempt=record.attempt, units=units)
     delta = encode(session.delta(record, parts, digest))
     counts = {"completions": 1, "tokens_captured": manifest.tokens}
-    return Effects(outputs.captured(record), (Delta(key, delta, manifest=manifest),), counts=counts)
+    return Outputs(outputs.captured(record), (StateUpdate(key, delta, manifest=manifest),), counts=counts)
 
 
-def _after_the_end(key: str, marker: Closed, event: Event) -> Effects:
-    """Within the late window a known call is a duplicate, a new one is captured and excluded, once (RULES S2)."""
+def _after_the_end(key: str, marker: Closed, event: Event) -> Outputs:
+    """Within the late window a known call is a duplicate, a new one is captured and excluded, once (rule S2)."""
     if not isinstance(event, CompletionRecord):
-        return Effects(counts={"after_close": 1})
+        return Outputs(counts={"after_close": 1})
     if marker.knows(event.completion_id):
-        return Effects(counts={"duplicates": 1})
+        return Outputs(counts={"duplicates": 1})
     later = encode(marker.with_late(event.completion_id))
     tokens = sum(unit.tokens for unit in captured_units(event))
     counts = {"late": 1, "tokens_captured": tokens, "excluded_late": tokens}
-    return Effects(outputs.late(event), (Delta(marker_key(key), later, replaces=True),), counts=counts)
+    return Outputs(outputs.late(event), (StateUpdate(marker_key(key), later, replaces=True),), counts=counts)

@@ -11,7 +11,7 @@
   calls in flight; replies for clients that retry, what is remembered of replies and known of engines, which a restart
   may forget.
 - Crash: the calls in flight end without their end: the end of a reply is held until its record is acknowledged, so
-  what a client saw end normally is in the log (RULES S4), or in the spool, which the next start sends first (S5).
+  what a client saw end normally is in the log (rule S4), or in the spool, which the next start sends first (S5).
   Sessions stay open and go on at any replica.
 
 The floors inside: ``app`` and ``server`` wire; ``surface`` says which path is which API; ``handlers``, ``call_api``,

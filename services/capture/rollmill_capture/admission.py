@@ -1,6 +1,6 @@
 """Admission from staleness: how many rollouts may be under way, so that none is too old when it is trained. Pure.
 
-Decided only when a session opens, for whole groups (RULES A11). The formula is AReaL's (trainer-formats, section 3):
+Decided only when a session opens, for whole groups (rule A11). The formula is AReaL's (trainer-formats, section 3):
 
     capacity = min(max_concurrent - running, (max_staleness + version + 1) * per_version - (accepted + running))
 
@@ -22,7 +22,15 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from rollmill.errors import BackpressureError
-from rollmill.models import Disposition, Outcome, PolicyVersion, Purpose, SessionEntry, SessionSpec, SessionState
+from rollmill.models import (
+    Disposition,
+    PolicyVersion,
+    Purpose,
+    SessionEntry,
+    SessionSpec,
+    SessionState,
+    TokenDisposition,
+)
 
 RETRY_SECONDS = 5.0
 UNSEEN_SECONDS = 60.0
@@ -137,7 +145,7 @@ class Admission:
             self._groups[name].open.pop(entry.session_id, None)
             self._groups[name].closed[entry.session_id] = now
 
-    def hear(self, outcome: Outcome) -> None:
+    def hear(self, outcome: TokenDisposition) -> None:
         """What became of some sampled tokens."""
         if not self._groups or outcome.disposition is Disposition.REOPENED:
             return

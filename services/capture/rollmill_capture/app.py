@@ -14,11 +14,11 @@ import structlog
 from starlette.applications import Starlette
 
 from rollmill.errors import PoisonRecordError
-from rollmill.models import Outcome, SessionSpec
+from rollmill.models import SessionSpec, TokenDisposition
 from rollmill.runtime.app import Service, ServiceContext
-from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.kafka.global_table import TableReader
+from rollmill.runtime.kafka.global_table import GlobalTable
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import validate_session_spec
@@ -74,7 +74,7 @@ class Parts:
     engines: Engines = field(default_factory=Engines)
     admission: Admission | None = None
     """None: everything is admitted."""
-    claims: Claims | None = None
+    claims: ClaimCheck | None = None
     """None: every record lies in the log."""
     fleet: Fleet | None = None
     """None: this replica is the only one."""
@@ -133,11 +133,11 @@ class Program:
         self._pauses = Pauses(settings.pause_seconds)
         self._board = Board(self._sessions, Gates(self._pauses, self._announced))
         clients = KafkaClients(settings)
-        self._session_reader = TableReader(
+        self._session_reader = GlobalTable(
             clients, settings, SESSIONS, self._board.apply, _pass_over, forget=self._board.forget
         )
-        self._policy_reader = TableReader(clients, settings, POLICIES, self._announced.apply, _pass_over)
-        self._outcome_reader = TableReader(clients, settings, OUTCOMES, self._hear, _pass_over, from_end=True)
+        self._policy_reader = GlobalTable(clients, settings, POLICIES, self._announced.apply, _pass_over)
+        self._outcome_reader = GlobalTable(clients, settings, OUTCOMES, self._hear, _pass_over, from_end=True)
 
     async def read_sessions(self, context: ServiceContext) -> None:
         await self._session_reader.run(context.stop)
@@ -149,7 +149,7 @@ class Program:
         """From its end on: it is kept for ever, and admission asks only for what is under way."""
         await self._outcome_reader.run(context.stop)
 
-    def _hear(self, _key: str, outcome: Outcome | None) -> None:
+    def _hear(self, _key: str, outcome: TokenDisposition | None) -> None:
         if outcome is not None:
             self._admission.hear(outcome)
 
@@ -252,7 +252,7 @@ class Program:
             clock=context.clock,
             metrics=context.metrics,
             engines=engines,
-            claims=Claims.of(self._settings),
+            claims=ClaimCheck.of(self._settings),
             admission=self._admission,
             fleet=fleet,
         )

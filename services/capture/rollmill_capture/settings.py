@@ -44,7 +44,7 @@ NativeApi = Literal["responses", "messages"]
 
 
 class Route(BaseModel):
-    """Where calls for one model name go, and what they count as (RULES A8)."""
+    """Where calls for one model name go, and what they count as (rule A8)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,7 +76,7 @@ class Route(BaseModel):
     """Send the policy's version as `cache_salt` (vLLM), so that no call reads keys and values that older weights have
     computed, at the price of a cold prefix cache after each update."""
     fingerprint: str | None = None
-    """Digest of tokenizer, chat template and model, where the operator knows it (RULES A10)."""
+    """Digest of tokenizer, chat template and model, where the operator knows it (rule A10)."""
 
 
 class CaptureSettings(ServiceSettings):
@@ -111,7 +111,7 @@ class CaptureSettings(ServiceSettings):
     """For Kafka's acknowledgement of a record where there is no spool; then the client gets an error instead of the
     end of its reply."""
     spool_dir: Path | None = None
-    """A directory on a persistent volume for records that Kafka does not take now (RULES S5). None: no spool, and
+    """A directory on a persistent volume for records that Kafka does not take now (rule S5). None: no spool, and
     while Kafka is away calls are refused with 503."""
     spool_bytes: PositiveInt = 32 * 2**30
     """Of spooled records and of room kept for calls in flight, never more than the disk has free. Room is kept while
@@ -138,7 +138,7 @@ class CaptureSettings(ServiceSettings):
     late_window_seconds: float = Field(default=6 * 3600.0, gt=0)
     """The builder's setting of that name: how long it knows a closed session."""
     lookup_seconds: float = Field(default=1.0, gt=0)
-    """How long an unknown session is looked for before 404 (RULES S3)."""
+    """How long an unknown session is looked for before 404 (rule S3)."""
 
     @property
     def keys(self) -> Keys:

@@ -5,7 +5,7 @@ reason; an infrastructure failure never becomes a number. State: none but the co
 each resource class, and one over ``trajectories`` for the webhook.
 Evaluators have side effects, so they run outside of any transaction: concurrently, at least once, idempotent by
 evaluation id. On a crash: what had not been published is evaluated again by whoever gets the partition; the same id
-again is a duplicate to the reward-merger (RULES V1).
+again is a duplicate to the reward-merger (rule V1).
 
 Modules: `session_completed`, `reported`, `external`, `composite`, `test_on_output` and `swebench_harness` (evaluators),
 `remote` (those that ask a service), `testing` (what the last two share), `sandbox` (where they run code), `checking`

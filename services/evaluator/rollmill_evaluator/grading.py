@@ -94,7 +94,7 @@ class Grader:
 
 
 def evaluation_id(trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> str:
-    """Equal for the same evaluator on the same record, so that a repeat is a duplicate (RULES V1)."""
+    """Equal for the same evaluator on the same record, so that a repeat is a duplicate (rule V1)."""
     content = [trajectory.session_id, trajectory.attempt, digest, spec.model_dump(mode="json")]
     return hashlib.blake2b(dump_json(content), digest_size=16).hexdigest()
 

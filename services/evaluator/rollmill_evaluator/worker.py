@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 from rollmill.codec import JSON
 from rollmill.errors import ConfigurationError
 from rollmill.runtime.app import ServiceContext
-from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.strategies import EvaluationContext, ResourceClass, evaluator_registry
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
 from rollmill_evaluator.consumer.concurrent_consumer import Group
@@ -50,7 +50,7 @@ async def _member(
         concurrency=settings.evaluator_concurrency,
         concurrency_of=settings.evaluator_concurrency_of,
         resource_class=resource_class,
-        claims=Claims.of(settings),
+        claims=ClaimCheck.of(settings),
         failpoints=context.failpoints,
     )
     group = Group(

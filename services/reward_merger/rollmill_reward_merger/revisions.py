@@ -1,4 +1,4 @@
-"""Which evaluations make which revision (RULES M1, M2). Pure functions of a session's records.
+"""Which evaluations make which revision (rules M1, M2). Pure functions of a session's records.
 
 The evaluations of a session count in the order of their partition, each id once. The first complete set is the
 shortest beginning in which every evaluator of the spec has an answer (also one that supersedes an answer of it), or

@@ -1,4 +1,4 @@
-"""A rewarded trajectory within the topic's size limit: graders' metadata is cut first, tokens never (RULES C1)."""
+"""A rewarded trajectory within the topic's size limit: graders' metadata is cut first, tokens never (rule C1)."""
 
 from __future__ import annotations
 

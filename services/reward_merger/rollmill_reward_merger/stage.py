@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, header, manifest_header
 from rollmill.errors import PoisonRecordError
 from rollmill.models import Evaluation, Manifest, Trajectory
-from rollmill.runtime.stream import Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
+from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView, TaskContext
 from rollmill.topics import BUILT, EVALUATIONS, STATE_REWARD_MERGER, TRAJECTORIES, partition_of
 from rollmill_reward_merger.merging import is_timer
 from rollmill_reward_merger.revisions import beginnings, revisions
@@ -32,11 +32,11 @@ MAX_EVALUATIONS = 256
 """Of one session: every one makes a revision, and every revision carries all before it."""
 
 
-class RewardMergerStage(Stage[Held]):
+class RewardMergerStage(Processor[Held]):
     """``built`` and ``evaluations`` in, revisions of ``trajectories`` out.
 
     ``partitions`` is the number of the co-partitioned topics: an evaluation on another partition than its session's
-    is sent on (RULES M3), a trajectory there is a dead letter. ``largest``: most bytes of a trajectory.
+    is sent on (rule M3), a trajectory there is a dead letter. ``largest``: most bytes of a trajectory.
     """
 
     name = "reward-merger"
@@ -51,7 +51,7 @@ class RewardMergerStage(Stage[Held]):
     def apply(self, key: str, value: Held | None, payload: bytes) -> Held:
         return fold(key, value, payload)
 
-    def process(self, state: StateView[Held], record: InputRecord) -> Effects:
+    def process(self, state: StateView[Held], record: InputRecord) -> Outputs:
         """Raises PoisonRecordError for what cannot be read, contradicts an earlier record, or comes too late."""
         value = record.read()
         if isinstance(value, Trajectory):
@@ -62,11 +62,11 @@ class RewardMergerStage(Stage[Held]):
         home = self._home(value)
         return _sent_on(record, value, home) if home != record.partition else _evaluation(state, value, self._largest)
 
-    def tick(self, state: StateView[Held], view: TaskView) -> Effects:
+    def punctuate(self, state: StateView[Held], view: TaskContext) -> Outputs:
         watch = self._watches.setdefault(view.partition, Watch(self._windows))
         due = watch.due(state, view.now)
-        emits = tuple(Emit(EVALUATIONS, item.session_id, item, partition=view.partition) for item in due)
-        return Effects(emits=emits, counts={"timers_asked": len(emits)} if emits else {})
+        emits = tuple(OutputRecord(EVALUATIONS, item.session_id, item, partition=view.partition) for item in due)
+        return Outputs(records=emits, counts={"timers_asked": len(emits)} if emits else {})
 
     def gauges(self, state: StateView[Held]) -> Mapping[str, float]:
         return {"trajectories_held": sum(isinstance(value, Built) for _, value in state.items())}
@@ -84,7 +84,7 @@ class RewardMergerStage(Stage[Held]):
             )
 
 
-def _built(state: StateView[Held], trajectory: Trajectory, largest: int) -> Effects:
+def _built(state: StateView[Held], trajectory: Trajectory, largest: int) -> Outputs:
     key, payload = key_of(trajectory), pack_trajectory(trajectory)
     digest = short_hash(payload)
     earlier = state.get(key) or state.get(key + CLOSED_OF)
@@ -97,18 +97,18 @@ def _built(state: StateView[Held], trajectory: Trajectory, largest: int) -> Effe
     if closing is not None:
         return _close(key, digest, said, closing, emits, counts)
     # What went on in the same transaction is the next stage's to account for, although a copy stays for revisions.
-    kept = Delta(key, payload, replaces=True, manifest=None if emits else trajectory.manifest)
-    return Effects(emits=emits, deltas=(kept,), counts=counts)
+    kept = StateUpdate(key, payload, replaces=True, manifest=None if emits else trajectory.manifest)
+    return Outputs(records=emits, updates=(kept,), counts=counts)
 
 
-def _again(trajectory: Trajectory, *, same: bool) -> Effects:
+def _again(trajectory: Trajectory, *, same: bool) -> Outputs:
     if not same:
         raise PoisonRecordError(
             "conflict",
             f"session {trajectory.session_id}:{trajectory.attempt} was built before, with other content",
             units_held=True,
         )
-    return Effects(counts={"duplicates": 1})
+    return Outputs(counts={"duplicates": 1})
 
 
 def _refuse_too_large(trajectory: Trajectory, size: int, limit: int) -> None:
@@ -116,7 +116,7 @@ def _refuse_too_large(trajectory: Trajectory, size: int, limit: int) -> None:
         raise PoisonRecordError("too_large", f"{size} bytes leave no room for rewards, at most {limit} do")
 
 
-def _evaluation(state: StateView[Held], evaluation: Evaluation, largest: int) -> Effects:
+def _evaluation(state: StateView[Held], evaluation: Evaluation, largest: int) -> Outputs:
     key = key_of(evaluation)
     marker = state.get(key + CLOSED_OF)
     if isinstance(marker, Closed):
@@ -133,7 +133,7 @@ def _evaluation(state: StateView[Held], evaluation: Evaluation, largest: int) ->
         return _forget_orphans(key, said, built)
     if isinstance(built, Built):
         return _joined(key, built, said, evaluation, largest)
-    return Effects(deltas=(_answer(key, evaluation),), counts={"evaluations_waiting": 1})
+    return Outputs(updates=(_answer(key, evaluation),), counts={"evaluations_waiting": 1})
 
 
 def _refuse_too_many(said: tuple[Evaluation, ...], evaluation: Evaluation) -> None:
@@ -143,25 +143,25 @@ def _refuse_too_many(said: tuple[Evaluation, ...], evaluation: Evaluation) -> No
         )
 
 
-def _joined(key: str, built: Built, said: tuple[Evaluation, ...], evaluation: Evaluation, largest: int) -> Effects:
+def _joined(key: str, built: Built, said: tuple[Evaluation, ...], evaluation: Evaluation, largest: int) -> Outputs:
     after = len(beginnings(built.trajectory.spec, said))
     emits, counts = _emits(built.trajectory, (*said, evaluation), largest, after=after)
     if is_asked(evaluation, Timer.REVISIONS_CLOSED):
         return _close(key, built.digest, said, evaluation, emits, counts)
     if is_timer(evaluation) and not emits:
-        return Effects(counts={"timers_ignored": 1})
-    return Effects(emits=emits, deltas=(_answer(key, evaluation, went_on=bool(emits)),), counts=counts)
+        return Outputs(counts={"timers_ignored": 1})
+    return Outputs(records=emits, updates=(_answer(key, evaluation, went_on=bool(emits)),), counts=counts)
 
 
-def _answer(key: str, evaluation: Evaluation, *, went_on: bool = False) -> Delta:
+def _answer(key: str, evaluation: Evaluation, *, went_on: bool = False) -> StateUpdate:
     """``went_on``: the trajectory is sent with it; a manifest without units says so to the ledger."""
     gone = Manifest(session_id=evaluation.session_id, attempt=evaluation.attempt) if went_on else None
-    return Delta(key + EVALUATIONS_OF, pack_evaluation(evaluation), manifest=gone)
+    return StateUpdate(key + EVALUATIONS_OF, pack_evaluation(evaluation), manifest=gone)
 
 
 def _emits(
     trajectory: Trajectory, said: tuple[Evaluation, ...], largest: int, *, after: int
-) -> tuple[tuple[Emit, ...], Mapping[str, float]]:
+) -> tuple[tuple[OutputRecord, ...], Mapping[str, float]]:
     merged = revisions(trajectory, said, after=after)
     graded = sum(item.graded for item in merged)
     counts: dict[str, float] = {"trajectories": len(merged), "graded": graded, "ungraded": len(merged) - graded}
@@ -171,10 +171,10 @@ def _emits(
     return tuple(_emit(item, largest) for item in merged), {name: amount for name, amount in counts.items() if amount}
 
 
-def _emit(trajectory: Trajectory, largest: int) -> Emit:
-    """Encoded here, because the size decides what fits; the units travel in a header (RULES L2)."""
+def _emit(trajectory: Trajectory, largest: int) -> OutputRecord:
+    """Encoded here, because the size decides what fits; the units travel in a header (rule L2)."""
     headers = (manifest_header(trajectory.manifest), (CONTENT_TYPE, MSGPACK.encode()))
-    return Emit(TRAJECTORIES, trajectory.session_id, fit(trajectory, largest), headers)
+    return OutputRecord(TRAJECTORIES, trajectory.session_id, fit(trajectory, largest), headers)
 
 
 def _closing(said: tuple[Evaluation, ...]) -> Evaluation | None:
@@ -187,26 +187,26 @@ def _close(
     digest: bytes,
     said: tuple[Evaluation, ...],
     closing: Evaluation,
-    emits: tuple[Emit, ...],
+    emits: tuple[OutputRecord, ...],
     counts: Mapping[str, float],
-) -> Effects:
+) -> Outputs:
     known = tuple(fingerprint(item) for item in said if not is_timer(item))
-    marker = Delta(key + CLOSED_OF, pack_closed(Closed(closing.at, digest, known)), replaces=True)
+    marker = StateUpdate(key + CLOSED_OF, pack_closed(Closed(closing.at, digest, known)), replaces=True)
     ends = (key, key + EVALUATIONS_OF)
-    return Effects(emits=emits, deltas=(marker,), ends=ends, counts={**counts, "revisions_closed": 1})
+    return Outputs(records=emits, updates=(marker,), deletes=ends, counts={**counts, "revisions_closed": 1})
 
 
-def _after_the_end(key: str, marker: Closed, evaluation: Evaluation) -> Effects:
+def _after_the_end(key: str, marker: Closed, evaluation: Evaluation) -> Outputs:
     if is_asked(evaluation, Timer.FORGOTTEN):
-        return Effects(ends=(key + CLOSED_OF,), counts={"markers_forgotten": 1})
+        return Outputs(deletes=(key + CLOSED_OF,), counts={"markers_forgotten": 1})
     same = marker.recall(evaluation)
     return _late(evaluation) if same is None else _said_again(evaluation, same=same)
 
 
-def _late(evaluation: Evaluation) -> Effects:
+def _late(evaluation: Evaluation) -> Outputs:
     """A timer is never late; anything else behind the closing is."""
     if is_timer(evaluation):
-        return Effects(counts={"timers_ignored": 1})
+        return Outputs(counts={"timers_ignored": 1})
     raise PoisonRecordError(
         "late_evaluation",
         f"evaluation {evaluation.evaluation_id} by {evaluation.evaluator} came after the revisions of session "
@@ -214,11 +214,11 @@ def _late(evaluation: Evaluation) -> Effects:
     )
 
 
-def _said_again(evaluation: Evaluation, *, same: bool) -> Effects:
+def _said_again(evaluation: Evaluation, *, same: bool) -> Outputs:
     if same or is_timer(evaluation):
-        return Effects(counts={"duplicates": 1})
+        return Outputs(counts={"duplicates": 1})
     if evaluation.repeatable:
-        return Effects(counts={"repeats_with_another_result": 1})
+        return Outputs(counts={"repeats_with_another_result": 1})
     raise PoisonRecordError(
         "conflict",
         f"evaluation {evaluation.evaluation_id} of session {evaluation.session_id} came before, with other content: "
@@ -226,17 +226,17 @@ def _said_again(evaluation: Evaluation, *, same: bool) -> Effects:
     )
 
 
-def _forget_orphans(key: str, said: tuple[Evaluation, ...], built: Held | None) -> Effects:
+def _forget_orphans(key: str, said: tuple[Evaluation, ...], built: Held | None) -> Outputs:
     if built is not None or not said:
-        return Effects(counts={"timers_ignored": 1})
-    return Effects(ends=(key + EVALUATIONS_OF,), counts={"evaluations_orphaned": len(said)})
+        return Outputs(counts={"timers_ignored": 1})
+    return Outputs(deletes=(key + EVALUATIONS_OF,), counts={"evaluations_orphaned": len(said)})
 
 
-def _sent_on(record: InputRecord, evaluation: Evaluation, home: int) -> Effects:
-    """The bytes as received, to the session's partition, in the same transaction (RULES M3)."""
+def _sent_on(record: InputRecord, evaluation: Evaluation, home: int) -> Outputs:
+    """The bytes as received, to the session's partition, in the same transaction (rule M3)."""
     headers = record.headers
     if header(headers, CONTENT_TYPE) is None:
         kind = JSON if (record.value or b"")[:1] == b"{" else MSGPACK
         headers = (*headers, (CONTENT_TYPE, kind.encode()))
-    sent = Emit(EVALUATIONS, evaluation.session_id, record.value, headers, partition=home)
-    return Effects(emits=(sent,), counts={"evaluations_sent_on": 1})
+    sent = OutputRecord(EVALUATIONS, evaluation.session_id, record.value, headers, partition=home)
+    return Outputs(records=(sent,), counts={"evaluations_sent_on": 1})

@@ -1,4 +1,4 @@
-"""Time as records (RULES E2): a timer appends a final evaluation to its own partition, and reading it back counts.
+"""Time as records (rule E2): a timer appends a final evaluation to its own partition, and reading it back counts.
 
 ``deadline``          stop waiting for the evaluators that have not answered
 ``revisions_closed``  take no more revisions: the trajectory goes, a marker stays

@@ -15,8 +15,18 @@ from rollmill.cli.dead_letter_text import as_json as letter_json
 from rollmill.cli.dead_letter_text import in_full, table
 from rollmill.cli.moments import moment
 from rollmill.errors import InvalidInputError, PoisonRecordError
-from rollmill.ops.dlq import Desk, Letter, LetterState, Place, Wanted, chosen, open_desk, read_letters, read_value
-from rollmill.runtime.claim_check import Claims, StorageUnreachableError
+from rollmill.ops.dlq import (
+    DeadLetter,
+    DeadLetterManager,
+    LetterState,
+    Place,
+    Wanted,
+    chosen,
+    open_manager,
+    read_letters,
+    read_value,
+)
+from rollmill.runtime.claim_check import ClaimCheck, StorageUnreachableError
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.settings import KafkaSettings
 
@@ -70,7 +80,7 @@ async def shown(settings: KafkaSettings, number: str, *, full: bool, as_json: bo
 async def _content(settings: KafkaSettings, value: bytes) -> bytes:
     """What a letter's bytes stand for, where that can be had."""
     with suppress(PoisonRecordError, StorageUnreachableError):
-        return await Claims.of(settings).redeem(value) or value
+        return await ClaimCheck.of(settings).resolve(value) or value
     return value
 
 
@@ -81,7 +91,7 @@ async def decided(settings: KafkaSettings, wanted: Wanted, decision: Decision) -
     if decision.dry_run:
         _say_all(chosen(await read_letters(settings), wanted), f"would {decision.what}")
         return
-    async with open_desk(settings, SystemClock(), decision.by or _user()) as desk:
+    async with open_manager(settings, SystemClock(), decision.by or _user()) as desk:
         letters = chosen(desk.letters, wanted)
         for letter in letters:
             nothing = await _apply(desk, letter.place, decision)
@@ -90,17 +100,17 @@ async def decided(settings: KafkaSettings, wanted: Wanted, decision: Decision) -
         typer.echo("no dead letters")
 
 
-async def _apply(desk: Desk, place: Place, decision: Decision) -> str | None:
+async def _apply(desk: DeadLetterManager, place: Place, decision: Decision) -> str | None:
     if decision.what == "replay":
         return await desk.replay(place, decision.why)
     return await desk.drop(place, decision.why or "")
 
 
-def _say_all(letters: list[Letter], what: str) -> None:
+def _say_all(letters: list[DeadLetter], what: str) -> None:
     typer.echo("\n".join(_line(letter, what) for letter in letters) or "no dead letters")
 
 
-def _line(letter: Letter, what: str) -> str:
+def _line(letter: DeadLetter, what: str) -> str:
     return f"{what}: {letter.place} ({letter.info.reason}), from {letter.source}, {letter.size} bytes"
 
 

@@ -39,8 +39,8 @@ def union_members(model: Any) -> tuple[type[BaseModel], ...]:
 
 
 def event_name(model: type[BaseModel]) -> str:
-    """The class name in snake case."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
+    """The model's title, which is its class name unless it has another, in snake case."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", model.model_config.get("title") or model.__name__).lower()
 
 
 def schema_path(event: str) -> str:

@@ -14,7 +14,7 @@ from rollmill.errors import PoisonRecordError
 from rollmill.models import DeadLetterInfo
 from rollmill.models.outcome import DeadLetterDecision
 from rollmill.ops.ledger.batch_header import batch_header
-from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import CLAIM_CHECKED, DEAD_LETTERS, Topic
@@ -28,7 +28,7 @@ async def follow(
     settings: KafkaSettings, topic: Topic, *, from_beginning: bool, limit: int | None, full: bool
 ) -> AsyncIterator[str]:
     """Lines for the records of ``topic``: from the oldest, or from now on; ``limit`` None is for ever."""
-    shown, claims = 0, Claims.of(settings)
+    shown, claims = 0, ClaimCheck.of(settings)
     async with KafkaClients(settings).reading(reset="earliest") as consumer:
         await _assign(consumer, settings, topic, from_beginning=from_beginning)
         while limit is None or shown < limit:
@@ -45,11 +45,11 @@ async def _assign(consumer: AIOKafkaConsumer, settings: KafkaSettings, topic: To
     await (consumer.seek_to_beginning if from_beginning else consumer.seek_to_end)(*partitions)
 
 
-async def _line(claims: Claims, topic: Topic, record: ConsumerRecord[bytes, bytes], *, full: bool) -> str:
+async def _line(claims: ClaimCheck, topic: Topic, record: ConsumerRecord[bytes, bytes], *, full: bool) -> str:
     if topic not in CLAIM_CHECKED or topic.model is None:
         return line(topic, record, full=full)
     try:
-        record = replace(record, value=await claims.redeem(record.value))
+        record = replace(record, value=await claims.resolve(record.value))
     except PoisonRecordError as error:
         return line(topic, record, problem=str(error))
     return line(topic, record, full=full)

@@ -26,7 +26,7 @@ from rollmill.models.batch import (
     RefillRequest,
     Rewound,
     StepAcknowledged,
-    StepsPlaced,
+    StepsResharded,
     StepsReturned,
     TraceRow,
     TrainerEvent,
@@ -45,11 +45,11 @@ from rollmill.models.completion import (
     SessionStatus,
 )
 from rollmill.models.evaluation import EvalResult, Evaluation, Verdict
-from rollmill.models.outcome import DeadLetterInfo, Disposition, Outcome, outcome
+from rollmill.models.outcome import DeadLetterInfo, Disposition, TokenDisposition, outcome
 from rollmill.models.session import (
     PauseMode,
-    PolicyGate,
-    ReplicaEntry,
+    PolicyPause,
+    ReplicaHeartbeat,
     SessionEntry,
     SessionRecord,
     SessionState,
@@ -57,7 +57,7 @@ from rollmill.models.session import (
 )
 from rollmill.models.specs import EvaluatorSpec, Purpose, RewardRule, SessionSpec, StrategySpec
 from rollmill.models.trajectory import ExcludedUnits, Trace, TraceTurn, Trajectory, TrajectoryStatus
-from rollmill.models.units import Manifest, Unit, tokens_by_version
+from rollmill.models.units import Manifest, TokenRange, tokens_by_version
 from rollmill.models.versions import (
     PolicyAnnouncement,
     PolicySpan,
@@ -74,6 +74,13 @@ from rollmill.models.versions import (
     trace_age,
     trained_versions,
 )
+
+Outcome = TokenDisposition
+PolicyGate = PolicyPause
+ReplicaEntry = ReplicaHeartbeat
+StepsPlaced = StepsResharded
+Unit = TokenRange
+"""Names of release 0.1; they stay until 1.0."""
 
 __all__ = [
     "EXTRA",
@@ -107,12 +114,14 @@ __all__ = [
     "PauseMode",
     "PolicyAnnouncement",
     "PolicyGate",
+    "PolicyPause",
     "PolicySpan",
     "PolicyVersion",
     "Purpose",
     "Record",
     "RefillRequest",
     "ReplicaEntry",
+    "ReplicaHeartbeat",
     "Reward",
     "RewardRule",
     "Rewound",
@@ -129,9 +138,12 @@ __all__ = [
     "StalenessBasis",
     "StepAcknowledged",
     "StepsPlaced",
+    "StepsResharded",
     "StepsReturned",
     "StrategySpec",
+    "TokenDisposition",
     "TokenIds",
+    "TokenRange",
     "Trace",
     "TraceRow",
     "TraceTurn",

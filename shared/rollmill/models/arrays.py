@@ -1,4 +1,4 @@
-"""Token arrays and JSON text as field types: packed bytes inside, lists and objects in JSON (RULES C2).
+"""Token arrays and JSON text as field types: packed bytes inside, lists and objects in JSON (rule C2).
 
 In Python mode (and so in MessagePack) an array field serialises to little-endian packed bytes without
 passing through a list; in JSON mode it is a list of numbers. Both are accepted on the way in.

@@ -80,7 +80,7 @@ Identifier = Annotated[str, Field(pattern=IDENTIFIER_PATTERN)]
 """An id chosen by a caller: a letter or digit, then up to 127 of ``[A-Za-z0-9_.-]``."""
 
 EventTime = Annotated[FiniteFloat, Field(ge=0)]
-"""Seconds since the Unix epoch, a field of the payload; a Kafka timestamp is never read (RULES E1)."""
+"""Seconds since the Unix epoch, a field of the payload; a Kafka timestamp is never read (rule E1)."""
 
 
 def is_identifier(value: str) -> bool:

@@ -1,13 +1,13 @@
-"""Batches, cuts and the trainer's acknowledgements (RULES B, R, A1 to A5)."""
+"""Batches, cuts and the trainer's acknowledgements (rules B1 to B4, R1 to R4, A1 to A5)."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
-from rollmill.models.units import Unit
+from rollmill.models.units import TokenRange
 from rollmill.models.versions import PolicyVersion, StalenessBasis
 
 TENSORS: dict[str, tuple[str, str]] = {
@@ -26,7 +26,7 @@ TENSORS: dict[str, tuple[str, str]] = {
         "float32 [N]",
         "token rewards of the rollout's later traces; the trace's reward where no token of the rollout has one",
     ),
-    "loss_weights": ("float32 [N]", "weight of every trained token of the trace (RULES A1)"),
+    "loss_weights": ("float32 [N]", "weight of every trained token of the trace (rule A1)"),
     "temperatures": (
         "float32 [U]",
         "sampling temperature of each run of turn_ids; 0.0 = no turn of the trace knows it",
@@ -44,7 +44,7 @@ EXTRA_SPANS = "extra_spans."
 
 
 class GroupRow(Record):
-    """One group of a step, with all that a trainer needs to normalise rewards itself (RULES A5)."""
+    """One group of a step, with all that a trainer needs to normalise rewards itself (rule A5)."""
 
     group_id: Identifier
     size: PositiveInt
@@ -63,7 +63,7 @@ class GroupRow(Record):
 
 
 class TraceRow(Record):
-    """One trace of a step, in the table that every rank's header holds (RULES A3)."""
+    """One trace of a step, in the table that every rank's header holds (rule A3)."""
 
     session_id: Identifier
     attempt: PositiveInt = 1
@@ -77,7 +77,7 @@ class TraceRow(Record):
     loss_weight: FiniteFloat
     reward: FiniteFloat | None = None
     """Of the rollout, as its group's statistics count it; the tensor ``rewards`` holds the trace's own."""
-    units: tuple[Unit, ...]
+    units: tuple[TokenRange, ...]
 
 
 class Denominators(Record):
@@ -104,7 +104,7 @@ class BatchHeader(Record):
     micro_batch: NonNegativeInt
     micro_batches: PositiveInt
     placement: NonNegativeInt = 0
-    """How often the run's steps were returned and laid out anew before: a record of a lower one is void (RULES R4)."""
+    """How often the run's steps were returned and laid out anew before: a record of a lower one is void (rule R4)."""
     filler: bool = False
     """True: only there so that every rank has the same number of micro-batches; nothing in it is trained."""
     policy_version: PolicyVersion
@@ -169,7 +169,7 @@ class RefillRequest(Record):
 
 
 class Cut(Record):
-    """One decision of the batcher (topic ``cuts``): with the same topics it gives the same bytes (RULES B2)."""
+    """One decision of the batcher (topic ``cuts``): with the same topics it gives the same bytes (rule B2)."""
 
     run: Identifier
     policy: Identifier
@@ -207,7 +207,7 @@ class StepAcknowledged(Record):
 
 
 class Rewound(Record):
-    """A trainer went back to a checkpoint: steps from ``next_step`` on are un-acknowledged (RULES R3, A4)."""
+    """A trainer went back to a checkpoint: steps from ``next_step`` on are un-acknowledged (rules R3, A4)."""
 
     type: Literal["rewound"] = "rewound"
     run: Identifier
@@ -226,7 +226,7 @@ class EndOfStream(Record):
 
 
 class StepsReturned(Record):
-    """A request to the batcher: lay the steps that are not acknowledged out anew, for other ranks (RULES R4)."""
+    """A request to the batcher: lay the steps that are not acknowledged out anew, for other ranks (rule R4)."""
 
     type: Literal["returned"] = "returned"
     run: Identifier
@@ -239,9 +239,10 @@ class StepsReturned(Record):
     at: EventTime
 
 
-class StepsPlaced(Record):
+class StepsResharded(Record):
     """The batcher's answer, in one transaction with the new records. Steps from ``next_step`` on are open again."""
 
+    model_config = ConfigDict(title="StepsPlaced")  # the name of its schema
     type: Literal["placed"] = "placed"
     run: Identifier
     request_id: Identifier
@@ -255,6 +256,6 @@ class StepsPlaced(Record):
 
 
 TrainerEvent = Annotated[
-    StepAcknowledged | Rewound | EndOfStream | StepsReturned | StepsPlaced, Field(discriminator="type")
+    StepAcknowledged | Rewound | EndOfStream | StepsReturned | StepsResharded, Field(discriminator="type")
 ]
 """Any record of the topic ``acks``."""

@@ -111,7 +111,7 @@ class CompletionRecord(SessionEvent):
     """None: the engine gave no prompt ids; an empty prompt is never made up."""
     choices: tuple[SampledChoice, ...] = ()
     usage_completion_tokens: NonNegativeInt | None = None
-    """The engine's own count over all choices; what is counted where ids are missing (RULES L1)."""
+    """The engine's own count over all choices; what is counted where ids are missing (rule L1)."""
     fingerprint: str | None = None
     """Digest of tokenizer, chat template and model; None where unknown."""
     original_request: JsonBytes | None = None
@@ -149,7 +149,7 @@ class SessionClosed(SessionEvent):
 
 
 class SessionExpired(SessionEvent):
-    """A timer's word; ignored when the session is closed, or, for ``idle``, when more was seen (RULES E2)."""
+    """A timer's word; ignored when the session is closed, or, for ``idle``, when more was seen (rule E2)."""
 
     type: Literal["session_expired"] = "session_expired"
     reason: Literal["deadline", "idle", "memory_budget"]

@@ -78,7 +78,7 @@ class Evaluation(EvalResult):
     final: bool = False
     """True only in the deadline's own record: stop waiting for whatever is missing."""
     repeatable: bool = False
-    """True: the id names the work and not its result, and who repeats the work may come to another result (RULES V1);
+    """True: the id names the work and not its result, and who repeats the work may come to another result (rule V1);
     the first one stands. False: the same id with another result is a conflict."""
     version: str | None = None
     duration_seconds: FiniteFloat | None = Field(default=None, ge=0)

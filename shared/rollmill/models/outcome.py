@@ -1,4 +1,4 @@
-"""Outcomes and dead letters: the final disposition of every sampled token (RULES L3)."""
+"""Outcomes and dead letters: the final disposition of every sampled token (rule L3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from rollmill.models.base import EventTime, Identifier, NonNegativeInt, PositiveInt, Record, dump_json
-from rollmill.models.units import Unit
+from rollmill.models.units import TokenRange
 
 
 class Disposition(StrEnum):
@@ -22,7 +22,7 @@ class Disposition(StrEnum):
     REOPENED = "reopened"
 
 
-class Outcome(Record):
+class TokenDisposition(Record):
     """Disposition of unit ranges of one session (topic ``outcomes``, key session id)."""
 
     outcome_id: str
@@ -32,7 +32,7 @@ class Outcome(Record):
     stage: str
     session_id: Identifier
     attempt: PositiveInt = 1
-    units: tuple[Unit, ...] = ()
+    units: tuple[TokenRange, ...] = ()
     batch_id: str | None = None
     at: EventTime = 0.0
 
@@ -47,14 +47,14 @@ def outcome(
     stage: str,
     session_id: str,
     attempt: int,
-    units: tuple[Unit, ...],
+    units: tuple[TokenRange, ...],
     reason: str | None = None,
     batch_id: str | None = None,
     at: float = 0.0,
-) -> Outcome:
+) -> TokenDisposition:
     """An outcome with its deterministic id: equal content gives an equal id."""
     content = [disposition, stage, session_id, attempt, units, reason, batch_id]
-    return Outcome(
+    return TokenDisposition(
         outcome_id=hashlib.blake2b(dump_json(content), digest_size=12).hexdigest(),
         disposition=disposition,
         reason=reason,

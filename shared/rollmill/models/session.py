@@ -43,8 +43,8 @@ class PauseMode(StrEnum):
     ABORT_RESUME = "abort_resume"
 
 
-class PolicyGate(Record):
-    """Whether new calls of a policy wait, at all replicas (RULES A12). Its key is no session's."""
+class PolicyPause(Record):
+    """Whether new calls of a policy wait, at all replicas (rule A12). Its key is no session's."""
 
     type: Literal["policy_gate"] = "policy_gate"
     policy: Identifier
@@ -62,7 +62,7 @@ class PolicyGate(Record):
         return f"!gate/{self.policy}"
 
 
-class ReplicaEntry(Record):
+class ReplicaHeartbeat(Record):
     """A sign of life of one replica. Its key is no session's."""
 
     type: Literal["replica"] = "replica"
@@ -80,5 +80,5 @@ def replica_key(replica: str) -> str:
     return f"!replica/{replica}"
 
 
-SessionRecord = SessionEntry | PolicyGate | ReplicaEntry
+SessionRecord = SessionEntry | PolicyPause | ReplicaHeartbeat
 """Any record of the topic ``sessions``."""

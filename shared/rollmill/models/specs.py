@@ -11,7 +11,7 @@ from rollmill.models.base import FiniteFloat, Identifier, NonNegativeInt, Positi
 
 
 class Purpose(StrEnum):
-    """``train`` is batched; ``eval`` is graded and never batched; ``collect`` is only kept (RULES A7)."""
+    """``train`` is batched; ``eval`` is graded and never batched; ``collect`` is only kept (rule A7)."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -68,7 +68,7 @@ class SessionSpec(Record):
     """Pass over the data set, for reports."""
     builder: StrategySpec = StrategySpec(strategy="prefix_merging")
     evaluators: tuple[EvaluatorSpec, ...] = ()
-    """Empty: the session is emitted ungraded at once (RULES M2)."""
+    """Empty: the session is emitted ungraded at once (rule M2)."""
     reward_rule: RewardRule = RewardRule.WEIGHTED_MEAN
     deadline_seconds: FiniteFloat = Field(default=3600.0, gt=0)
     """From opening; then the session is closed as TIMEOUT and partial traces are kept."""

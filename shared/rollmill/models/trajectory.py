@@ -15,7 +15,7 @@ from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegative
 from rollmill.models.completion import SessionStatus
 from rollmill.models.extras import Extra
 from rollmill.models.specs import SessionSpec
-from rollmill.models.units import Manifest, Unit
+from rollmill.models.units import Manifest, TokenRange
 from rollmill.models.versions import PolicyVersion, VersionRuns, total_length, trained_versions
 
 TrajectoryStatus = SessionStatus
@@ -33,7 +33,7 @@ class TraceTurn(Record):
     """False: the reply is context with mask 0; ``reason`` says why."""
     reason: str | None = None
     context_exact: bool = True
-    """False: the next turn saw a re-tokenised copy of this reply, not its ids (RULES A10)."""
+    """False: the next turn saw a re-tokenised copy of this reply, not its ids (rule A10)."""
     temperature: FiniteFloat | None = None
     top_p: FiniteFloat | None = None
     logprobs_mode: Literal["raw", "processed"] | None = None
@@ -94,7 +94,7 @@ class Trace(Record):
 
     @property
     def fingerprint(self) -> str | None:
-        """Digest of tokenizer, chat template and model (RULES A10); None where capture's route names none."""
+        """Digest of tokenizer, chat template and model (rule A10); None where capture's route names none."""
         found = self.metadata.get("fingerprint")
         return found if isinstance(found, str) else None
 
@@ -107,12 +107,12 @@ class Trace(Record):
         """Over the trainable tokens; None where there is none."""
         return min(self.versions_trained, default=None)
 
-    def units(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[TokenRange, ...]:
         """The trainable token ranges, split where the version changes."""
         starts = list(accumulate((run.length for run in self.versions), initial=0))
         return tuple(unit for turn in self.turns if turn.trained for unit in self._units_of(turn, starts))
 
-    def _units_of(self, turn: TraceTurn, starts: list[int]) -> Iterator[Unit]:
+    def _units_of(self, turn: TraceTurn, starts: list[int]) -> Iterator[TokenRange]:
         """``starts``: where each run of versions begins, and the end of the last."""
         for place in range(bisect_right(starts, turn.start) - 1, len(self.versions)):
             version = self.versions[place].version
@@ -120,14 +120,14 @@ class Trace(Record):
             if low >= high:
                 return
             if version is not None:
-                yield Unit(turn.completion_id, turn.choice, low - turn.start, high - turn.start, version)
+                yield TokenRange(turn.completion_id, turn.choice, low - turn.start, high - turn.start, version)
 
 
 class ExcludedUnits(Record):
     """Sampled tokens that no trace trains, with the reason code."""
 
     reason: str
-    units: tuple[Unit, ...]
+    units: tuple[TokenRange, ...]
 
     @property
     def tokens(self) -> int:
@@ -149,7 +149,7 @@ class Trajectory(Record):
     traces: tuple[Trace, ...] = ()
     excluded: tuple[ExcludedUnits, ...] = ()
     revision: NonNegativeInt | None = None
-    """None in ``built``; counted from 0 in ``trajectories`` (RULES M1)."""
+    """None in ``built``; counted from 0 in ``trajectories`` (rule M1)."""
     evaluation: dict[str, Any] | None = None
     """Provenance of the reward; None before the merge and for sessions without evaluators."""
     ungraded_reason: str | None = None
@@ -176,7 +176,7 @@ class Trajectory(Record):
 
     @property
     def outcome_reward(self) -> float | None:
-        """The rollout's reward (RULES A6): the outcome, else the mask-weighted mean of its graded traces."""
+        """The rollout's reward (rule A6): the outcome, else the mask-weighted mean of its graded traces."""
         outcome = (self.evaluation or {}).get("outcome_reward")
         if outcome is not None:
             return float(outcome)

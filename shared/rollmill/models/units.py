@@ -1,4 +1,4 @@
-"""The ledger's unit: a range of sampled tokens of (session, attempt, completion, choice) (RULES L1, L2)."""
+"""The ledger's unit: a range of sampled tokens of (session, attempt, completion, choice) (rules L1, L2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollmill.models.base import Identifier, NonNegativeInt, PositiveInt, Record
 from rollmill.models.versions import PolicyVersion
 
 
-class Unit(NamedTuple):
+class TokenRange(NamedTuple):
     """Tokens ``start`` (inclusive) to ``stop`` (exclusive) of one sampled reply, all of one policy version.
 
     Wire form ``[completion_id, choice, start, stop, [epoch, version]]``.
@@ -31,14 +31,14 @@ class Manifest(Record):
 
     session_id: Identifier
     attempt: PositiveInt = 1
-    units: tuple[Unit, ...] = ()
+    units: tuple[TokenRange, ...] = ()
 
     @property
     def tokens(self) -> int:
         return sum(unit.tokens for unit in self.units)
 
 
-def tokens_by_version(units: Iterable[Unit]) -> dict[PolicyVersion, int]:
+def tokens_by_version(units: Iterable[TokenRange]) -> dict[PolicyVersion, int]:
     counts: dict[PolicyVersion, int] = {}
     for unit in units:
         counts[unit.version] = counts.get(unit.version, 0) + unit.tokens

@@ -1,4 +1,4 @@
-"""Policy versions: (epoch, version), their run lengths over tokens, and staleness (RULES R1, A4)."""
+"""Policy versions: (epoch, version), their run lengths over tokens, and staleness (rules R1, A4)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def trained_versions(runs: VersionRuns, mask: npt.NDArray[np.uint8]) -> dict[Pol
 
 
 def staleness(sampled: PolicyVersion, current: PolicyVersion, forks: Mapping[int, int]) -> int:
-    """Versions between ``sampled`` and ``current`` (RULES A4).
+    """Versions between ``sampled`` and ``current`` (rule A4).
 
     ``forks[e]`` is the version from which epoch ``e`` went on. Within an epoch: c - r. For a record of an older
     epoch with version r, fork point f (the lowest on the way to the current epoch): c - r if r <= f, else
@@ -122,7 +122,7 @@ def trace_age(ages: Mapping[int, int], basis: StalenessBasis) -> float:
 
 
 class PolicySpan(Record):
-    """The versions announced before and after a call; ``before`` counts for staleness (RULES R1)."""
+    """The versions announced before and after a call; ``before`` counts for staleness (rule R1)."""
 
     name: Identifier = "policy"
     before: PolicyVersion = PolicyVersion()

@@ -26,7 +26,7 @@ from rollmill.runtime.failpoints import Failpoints
 from rollmill.runtime.kafka.admin import verify_topics
 from rollmill.runtime.kafka.client_cancellation import without_strays
 from rollmill.runtime.kafka.clients import KafkaClients, faststream_broker
-from rollmill.runtime.stream.processor import Stage
+from rollmill.runtime.stream.processor import Processor
 from rollmill.runtime.stream.runner import run_stages
 from rollmill.runtime.stream.task import TaskTools
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
@@ -50,7 +50,7 @@ class Service:
 
     name: str
     settings: ServiceSettings
-    stages: tuple[Stage[Any], ...] = ()
+    stages: tuple[Processor[Any], ...] = ()
     workers: tuple[Worker, ...] = ()
     checks: tuple[Worker, ...] = ()
     """What has to hold before anything runs: each raises where it does not."""

@@ -1,4 +1,4 @@
-"""Named places where a program can be made to die, to fail or to stand still, for tests of what follows (RULES C6).
+"""Named places where a program can be made to die, to fail or to stand still, for tests of what follows (rule C6).
 
 Off unless ``ROLLMILL_FAILPOINTS`` names some: ``NAME=ACTION@PASS``, comma-separated, e.g.
 ``transaction.before_commit=kill@3,restore.claimed=pause:12``. The action happens at that pass alone, counted from 1.

@@ -22,7 +22,7 @@ S = TypeVar("S")
 class BaseTrajectoryBuilder(ABC):
     """Turns the calls of one session into traces. Constructed once per session as ``Class(**spec.config)``.
 
-    ``build`` must be a pure function of the session: no clock, no randomness, no I/O (RULES E3). It never sets
+    ``build`` must be a pure function of the session: no clock, no randomness, no I/O (rule E3). It never sets
     rewards. Sampled tokens that no trace trains belong into ``excluded`` with a reason; what is left unaccounted
     is excluded by the service with reason ``builder_dropped``, so that the ledger balances.
     """
@@ -101,7 +101,7 @@ class BaseGroupScorer(ABC):
     """Grades all rollouts of a group at once, each against the others. Constructed once as ``Class(**config)``.
 
     It runs in the batcher when a group is complete, or has waited long enough, and must be pure: no clock, no
-    randomness, no I/O (RULES B2). A comparison that asks a model belongs into an evaluator.
+    randomness, no I/O (rule B2). A comparison that asks a model belongs into an evaluator.
     """
 
     @abstractmethod
@@ -129,7 +129,7 @@ class BasePairwiseScorer(BaseGroupScorer):
 
 
 class BaseAdvantage(ABC):
-    """Advantages of the rollouts of one group. A rollout counts once, whatever its number of traces (RULES A1)."""
+    """Advantages of the rollouts of one group. A rollout counts once, whatever its number of traces (rule A1)."""
 
     min_rollouts: ClassVar[int] = 2
     """A group with fewer graded rollouts has no baseline and is excluded as ``group_too_small``."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from rollmill.codec import JSON, SAFETENSORS, Headers, encode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import Record
-from rollmill.runtime.stream.processor import Effects, Emit, InputRecord, Stage, TaskView
+from rollmill.runtime.stream.processor import InputRecord, OutputRecord, Outputs, Processor, TaskContext
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import Topic
@@ -19,12 +19,12 @@ V = TypeVar("V")
 class MemoryTask(Generic[V]):
     """Runs one task of a stage in memory, with the engine's own state and the same order of things."""
 
-    def __init__(self, stage: Stage[V], *, partition: int = 0) -> None:
+    def __init__(self, stage: Processor[V], *, partition: int = 0) -> None:
         self.stage = stage
         self.partition = partition
         self.state = TaskState[V](stage.apply)
         self.changelog: dict[str, bytes] = {}
-        self.emitted: list[Emit] = []
+        self.emitted: list[OutputRecord] = []
         self.dead_letters: list[tuple[InputRecord, PoisonRecordError]] = []
         self.counts: dict[str, float] = {}
         self.metrics = Metrics(stage.name)
@@ -39,7 +39,7 @@ class MemoryTask(Generic[V]):
         key: str = "",
         partition: int | None = None,
         headers: Headers = (),
-    ) -> Effects:
+    ) -> Outputs:
         """Process one record as the engine would; poison goes to ``dead_letters``."""
         where = self.partition if partition is None else partition
         slot = f"{topic.name}/{where}"
@@ -50,19 +50,19 @@ class MemoryTask(Generic[V]):
             effects = self.stage.process(self.state, record)
         except PoisonRecordError as error:
             self.dead_letters.append((record, error))
-            return Effects()
+            return Outputs()
         self._take(effects, origin_of(self.stage.inputs.index(topic), where, offset))
         return effects
 
-    def tick(self, now: float, *, caught_up: bool = True) -> Effects:
-        view = TaskView(
+    def punctuate(self, now: float, *, caught_up: bool = True) -> Outputs:
+        view = TaskContext(
             now=now, partition=self.partition, positions=dict(self.positions), caught_up=caught_up, keeps_up=caught_up
         )
-        effects = self.stage.tick(self.state, view)
+        effects = self.stage.punctuate(self.state, view)
         self._take(effects, f"~{sum(self.positions.values()):020d}.{len(self.changelog):06d}")
         return effects
 
-    def of(self, topic: Topic) -> Sequence[Emit]:
+    def of(self, topic: Topic) -> Sequence[OutputRecord]:
         """Everything emitted to one topic so far."""
         return [emit for emit in self.emitted if emit.topic is topic]
 
@@ -72,14 +72,14 @@ class MemoryTask(Generic[V]):
         state.restore(self.changelog.items())
         return state
 
-    def _take(self, effects: Effects, origin: str) -> None:
+    def _take(self, effects: Outputs, origin: str) -> None:
         for change in self.state.stage(effects, origin):
             if change.payload is None:
                 self.changelog.pop(change.key, None)
             else:
                 self.changelog[change.key] = change.payload
         self.state.commit()
-        self.emitted += effects.emits
+        self.emitted += effects.records
         for name, increment in effects.counts.items():
             self.counts[name] = self.counts.get(name, 0) + increment
         self.metrics.count_all(effects.counts)

@@ -13,8 +13,8 @@ from rollmill.codec import DEAD_LETTER, JSON, Headers, decode, header
 from rollmill.errors import PoisonRecordError
 from rollmill.models import DeadLetterInfo
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.kafka.global_table import TableReader
-from rollmill.runtime.stream.processor import Stage
+from rollmill.runtime.kafka.global_table import GlobalTable
+from rollmill.runtime.stream.processor import Processor
 from rollmill.runtime.stream.runner import run_stages
 from rollmill.runtime.stream.task import TaskTools
 from rollmill.runtime.telemetry.clock import SystemClock
@@ -71,7 +71,7 @@ async def everything(settings: KafkaSettings, topic: Topic) -> list[Any]:
     found: list[Any] = []
     poison: list[PoisonRecordError] = []
     stop = asyncio.Event()
-    reader = TableReader(
+    reader = GlobalTable(
         KafkaClients(settings), settings, topic, lambda _, value: found.append(value), lambda _, e: poison.append(e)
     )
     reading = asyncio.create_task(reader.run(stop))
@@ -90,7 +90,7 @@ def dead_letter_info(record: ConsumerRecord) -> DeadLetterInfo:
 
 
 @asynccontextmanager
-async def running(settings: ServiceSettings, stages: Sequence[Stage[Any]]) -> AsyncIterator[None]:
+async def running(settings: ServiceSettings, stages: Sequence[Processor[Any]]) -> AsyncIterator[None]:
     """Stages on the engine, in this process, each with its own metrics; drained at the end. Raises what ended them."""
     clients, stop = KafkaClients(settings), asyncio.Event()
     tools = [TaskTools(settings, clients, SystemClock(), Metrics(stage.name), Health()) for stage in stages]

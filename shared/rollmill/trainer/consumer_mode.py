@@ -1,4 +1,4 @@
-"""One consumer of record per run: what the setting `hand_over` allows (RULES A9)."""
+"""One consumer of record per run: what the setting `hand_over` allows (rule A9)."""
 
 from __future__ import annotations
 

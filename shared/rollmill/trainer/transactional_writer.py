@@ -1,4 +1,4 @@
-"""The one committing producer of a rank or publisher: whoever starts it fences its predecessor (RULES R3, T4)."""
+"""The one committing producer of a rank or publisher: whoever starts it fences its predecessor (rules R3, T4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from rollmill.errors import FatalError, FencedError
 from rollmill.runtime.failpoints import Failpoints
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
-from rollmill.runtime.kafka.transaction import Offset, Outgoing, Transaction, TransactionFailedError, abandon, translate
+from rollmill.runtime.kafka.transaction import (
+    Offset,
+    ProducerRecord,
+    Transaction,
+    TransactionFailedError,
+    abandon,
+    translate,
+)
 
 DEADLINE_SHARE = 2 / 3
 """Of the transaction timeout: a transaction is given up before the broker aborts it."""
@@ -55,7 +62,9 @@ class TransactionalWriter:
             raise FatalError(f"{self.transactional_id}: no producer: {translate(error)}") from error
         self._producer = producer
 
-    async def write(self, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
+    async def write(
+        self, records: Sequence[ProducerRecord], offsets: Mapping[TopicPartition, Offset] | None = None
+    ) -> None:
         """Commit all or nothing. Offsets belong to the group of the same name as the transactional id.
 
         Raises FencedError where another process has taken the id, FatalError where the commit failed or is unknown.

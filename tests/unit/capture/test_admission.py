@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from rollmill.models import Disposition, PolicyVersion, Purpose, SessionEntry, SessionSpec, SessionState, Unit, outcome
+from rollmill.models import (
+    Disposition,
+    PolicyVersion,
+    Purpose,
+    SessionEntry,
+    SessionSpec,
+    SessionState,
+    TokenRange,
+    outcome,
+)
 from rollmill_capture.admission import Admission, AdmissionLimits, NoCapacityError, capacity
 
 LIMITS = AdmissionLimits(max_staleness=2, per_version=8)
@@ -42,7 +51,7 @@ class Gate:
         self.admission.see(entry, self.now)
 
     def hear(self, session: str, disposition: Disposition, tokens: int = 10) -> None:
-        units = (Unit(completion_id="c", choice=0, start=0, stop=tokens, version=PolicyVersion()),)
+        units = (TokenRange(completion_id="c", choice=0, start=0, stop=tokens, version=PolicyVersion()),)
         self.admission.hear(outcome(disposition, stage="x", session_id=session, attempt=1, units=units))
 
 

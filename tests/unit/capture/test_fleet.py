@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollmill.codec import Headers
-from rollmill.models import PauseMode, PolicyGate, PolicyVersion, SessionEntry, SessionSpec, SessionState
+from rollmill.models import PauseMode, PolicyPause, PolicyVersion, SessionEntry, SessionSpec, SessionState
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.memory_event_writer import MemorySink
@@ -199,7 +199,7 @@ def test_a_retention_below_the_builders_memory_is_refused() -> None:
         CaptureSettings(session_retention_seconds=5.0)
 
 
-async def paused(replica: Replica, mode: PauseMode = PauseMode.WAIT) -> PolicyGate:
+async def paused(replica: Replica, mode: PauseMode = PauseMode.WAIT) -> PolicyPause:
     gate = replica.board.gates.next("p", mode)
     replica.board.gates.apply(gate)
     await replica.log.append(SESSIONS, gate.key, gate.model_dump_json().encode())
@@ -252,16 +252,16 @@ async def test_a_resume_at_any_replica_brings_the_version_to_all() -> None:
 
 def test_an_older_gate_changes_nothing_and_of_equal_ones_the_later_in_the_log_holds() -> None:
     gates = Gates(Pauses(), Announced())
-    gates.apply(PolicyGate(policy="p", number=2, mode=None))
-    gates.apply(PolicyGate(policy="p", number=1, mode=PauseMode.WAIT))
+    gates.apply(PolicyPause(policy="p", number=2, mode=None))
+    gates.apply(PolicyPause(policy="p", number=1, mode=PauseMode.WAIT))
     assert not gates.pauses.status("p")["paused"]
-    gates.apply(PolicyGate(policy="p", number=2, mode=PauseMode.KEEP))
+    gates.apply(PolicyPause(policy="p", number=2, mode=PauseMode.KEEP))
     assert gates.pauses.status("p")["paused"]
 
 
 def test_a_replica_that_starts_during_a_pause_is_paused_and_knows_the_version() -> None:
     gates = Gates(Pauses(), Announced())
-    gates.apply(PolicyGate(policy="p", number=1, mode=None, version=PolicyVersion(0, 3)))
+    gates.apply(PolicyPause(policy="p", number=1, mode=None, version=PolicyVersion(0, 3)))
     late = Board(SessionTable(), Gates(Pauses(), Announced()))
     pause = gates.next("p", PauseMode.WAIT)
     late.apply(pause.key, pause)

@@ -7,7 +7,7 @@ import pytest
 
 from rollmill.codec import decode
 from rollmill.models import CompletionRecord
-from rollmill.runtime.claim_check import BlobReference, Claims, is_reference
+from rollmill.runtime.claim_check import BlobReference, ClaimCheck, is_reference
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.memory_event_writer import MemorySink
@@ -25,7 +25,7 @@ def settings(tmp_path: Path) -> CaptureSettings:
 
 
 def recorder(settings: CaptureSettings) -> Recorder:
-    return Recorder(MemorySink(), Announced(), ManualClock(), Metrics("capture"), claims=Claims.of(settings))
+    return Recorder(MemorySink(), Announced(), ManualClock(), Metrics("capture"), claims=ClaimCheck.of(settings))
 
 
 def record(text: int) -> CompletionRecord:

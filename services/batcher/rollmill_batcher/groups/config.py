@@ -16,7 +16,7 @@ from rollmill_batcher.steps.packing import Size
 
 MICRO_BATCH_BYTES = 6 * 2**20
 HEADER_BYTES = 2**20
-"""Together with escaping and names they stay below the 8 MiB of a record (RULES C1)."""
+"""Together with escaping and names they stay below the 8 MiB of a record (rule C1)."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Rules:
         return Gate(self.treatments, self.staleness, clock, size.tokens, size.nbytes, self.filtered_log_probs)
 
     def seed_of(self, step: int) -> int:
-        """Of one step's randomness: a function of run, seed and step (RULES E3)."""
+        """Of one step's randomness: a function of run, seed and step (rule E3)."""
         return int.from_bytes(_digest(f"{self.run}/{self.seed}/{step}", 6), "big")
 
     def batch_id(self, step: int, sequence: int) -> str:

@@ -1,4 +1,4 @@
-"""Which members count in a group's statistics, which of their traces train, and why the others do not (RULES A2)."""
+"""Which members count in a group's statistics, which of their traces train, and why the others do not (rule A2)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from rollmill.models import Trace, TraceTurn, Trajectory, TrajectoryStatus, Unit
+from rollmill.models import TokenRange, Trace, TraceTurn, Trajectory, TrajectoryStatus
 from rollmill_batcher.groups.stale_masking import Masked, masked
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness
 from rollmill_batcher.steps.tensors import record_bytes
@@ -67,13 +67,13 @@ class TraceVerdict:
     trace: Trace
     """As it trains: with mask 0 at the tokens of ``stale``."""
     reason: str | None
-    stale: tuple[Unit, ...] = ()
+    stale: tuple[TokenRange, ...] = ()
     """Left out because of their age while the rest of the trace trains."""
     age: float = 0.0
     """By the basis of the staleness rule, over what trains."""
 
     @property
-    def units(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[TokenRange, ...]:
         """What the verdict is about: of a trace that trains, what trains."""
         units = self.trace.units()
         return tuple(unit for unit in units if unit not in self.stale) if self.stale else units

@@ -1,4 +1,4 @@
-"""Groups by id, and the life of one: a transitions table and one function (RULES A2).
+"""Groups by id, and the life of one: a transitions table and one function (rule A2).
 
 A group's state is not stored while it is open: it follows from its members, the rules and the time at a cut.
 """
@@ -76,7 +76,7 @@ class Group:
         return next(found, None)
 
     def joined(self, member: Trajectory) -> Group:
-        """With ``member``; of two revisions of one attempt the higher number stays (RULES M2)."""
+        """With ``member``; of two revisions of one attempt the higher number stays (rule M2)."""
         held = self.holding(member.session_id, member.attempt)
         if held is not None and revision_of(held) >= revision_of(member):
             return self
@@ -86,7 +86,7 @@ class Group:
 
     @cached_property
     def current(self) -> tuple[Trajectory, ...]:
-        """The highest attempt of every session: a second attempt stands for the first (RULES S2)."""
+        """The highest attempt of every session: a second attempt stands for the first (rule S2)."""
         newest = {member.session_id: member for member in self.members}
         return tuple(newest.values())
 

@@ -1,4 +1,4 @@
-"""Rewards by a group scorer: every rollout graded against the others, when its group is judged (RULES A6)."""
+"""Rewards by a group scorer: every rollout graded against the others, when its group is judged (rule A6)."""
 
 from __future__ import annotations
 

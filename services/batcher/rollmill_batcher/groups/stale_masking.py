@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rollmill.models import PolicyVersion, Trace, Unit
+from rollmill.models import PolicyVersion, TokenRange, Trace
 from rollmill_batcher.groups.staleness import UNANNOUNCED
 
 
@@ -17,8 +17,8 @@ class Masked:
     """``trace`` with mask 0 at stale tokens; ``fresh`` and ``stale`` part the units of the trace between them."""
 
     trace: Trace
-    fresh: tuple[Unit, ...]
-    stale: tuple[Unit, ...]
+    fresh: tuple[TokenRange, ...]
+    stale: tuple[TokenRange, ...]
 
 
 def masked(trace: Trace, is_stale: Callable[[PolicyVersion], bool]) -> Masked:

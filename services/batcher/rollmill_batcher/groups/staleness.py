@@ -1,4 +1,4 @@
-"""How old a sampled token is when its step will be trained, and what follows from it (RULES B3, A4)."""
+"""How old a sampled token is when its step will be trained, and what follows from it (rules B3, A4)."""
 
 from __future__ import annotations
 

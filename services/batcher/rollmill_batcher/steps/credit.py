@@ -1,4 +1,4 @@
-"""Whose reward an advantage is of, the rollout's or each trace's own; a rollout counts once (RULES A1, A6)."""
+"""Whose reward an advantage is of, the rollout's or each trace's own; a rollout counts once (rules A1, A6)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rollmill.models import Cut, Disposition, outcome
-from rollmill.runtime.stream import Effects, Emit, StateView
+from rollmill.runtime.stream import OutputRecord, Outputs, StateView
 from rollmill.topics import BATCHES, CUTS, OUTCOMES, REFILLS
 from rollmill_batcher.groups.config import Rules
 from rollmill_batcher.groups.group import Group, GroupState
@@ -56,7 +56,7 @@ def proposed(state: StateView[Held], positions: Mapping[str, int], now: float, r
     )
 
 
-def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rules) -> Effects:
+def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rules) -> Outputs:
     """Batches, the cut and the outcomes. Closed groups leave the state, those of a step once it is acknowledged; their
     markers stay.
     """
@@ -69,28 +69,28 @@ def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rule
     )
     batches = micro_batches(decision.step, recorded, progress.clock, rules) if decision.step else ()
     wanted = refill_requests(decision.closed, cut, rules.learning.advantage.min_rollouts)
-    refills = [Emit(REFILLS, word.group_id, word, partition=0) for word in wanted]
+    refills = [OutputRecord(REFILLS, word.group_id, word, partition=0) for word in wanted]
     outcomes = [exclusion_emit(exclusion, cut.now) for exclusion in decision.exclusions]
     deltas = [done_delta(_marker(group, cut)) for group in decision.closed]
     deltas += [step_delta(CutStep(cut=recorded, forks=progress.forks, content=batches[0].content))] if batches else []
     left = [group.group.group_id for group in decision.closed if group.state is not GroupState.CUT]
     past = [done.group_id for done in done_groups(state) if _is_past(done, cut, rules)]
     forgotten = [done_key(group_id) for group_id in past if group_of(state, group_id) is None]
-    return Effects(
-        emits=(
-            Emit(CUTS, _step_key(cut.step), recorded, partition=0),
+    return Outputs(
+        records=(
+            OutputRecord(CUTS, _step_key(cut.step), recorded, partition=0),
             *refills,
             *outcomes,
             *step_emits(cut.step, batches),
         ),
-        deltas=(*deltas, progress_delta(_advanced(progress, recorded))),
-        ends=(*map(group_key, left), *forgotten),
+        updates=(*deltas, progress_delta(_advanced(progress, recorded))),
+        deletes=(*map(group_key, left), *forgotten),
         counts=counts_of(decision, batches),
         observed={"age_at_cut_seconds": ages(decision.step_members, cut.now)},
     )
 
 
-def exclusion_emit(exclusion: Exclusion, at: float) -> Emit:
+def exclusion_emit(exclusion: Exclusion, at: float) -> OutputRecord:
     word = outcome(
         Disposition.EXCLUDED,
         stage=STAGE,
@@ -100,7 +100,7 @@ def exclusion_emit(exclusion: Exclusion, at: float) -> Emit:
         reason=exclusion.reason,
         at=at,
     )
-    return Emit(OUTCOMES, exclusion.session_id, word)
+    return OutputRecord(OUTCOMES, exclusion.session_id, word)
 
 
 def _waited(waiting: Iterable[Group], progress: Progress, now: float, rules: Rules) -> bool:
@@ -139,9 +139,10 @@ def _is_past(done: DoneGroup, cut: Cut, rules: Rules) -> bool:
     return done.at + rules.groups.late_window_seconds < cut.now
 
 
-def step_emits(step: int, batches: Iterable[MicroBatch]) -> list[Emit]:
+def step_emits(step: int, batches: Iterable[MicroBatch]) -> list[OutputRecord]:
     return [
-        Emit(BATCHES, f"{_step_key(step)}/{batch.number:06d}", batch.payload, partition=batch.rank) for batch in batches
+        OutputRecord(BATCHES, f"{_step_key(step)}/{batch.number:06d}", batch.payload, partition=batch.rank)
+        for batch in batches
     ]
 
 

@@ -1,6 +1,6 @@
 """The decision of a cut: which groups close, which tokens are excluded and why, which groups make the step.
 
-`decide` is a pure function of the waiting groups, the run's progress, the cut and the rules (RULES B2).
+`decide` is a pure function of the waiting groups, the run's progress, the cut and the rules (rule B2).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rollmill.models import Cut, Trajectory, Unit
+from rollmill.models import Cut, TokenRange, Trajectory
 from rollmill_batcher.groups.config import Rules
 from rollmill_batcher.groups.eligibility import STALE, TOO_LARGE, MemberVerdict, TraceVerdict
 from rollmill_batcher.groups.group import READY, Group, GroupEvent, GroupState, moved
@@ -36,7 +36,7 @@ class Exclusion:
     session_id: str
     attempt: int
     reason: str
-    units: tuple[Unit, ...]
+    units: tuple[TokenRange, ...]
 
     @property
     def tokens(self) -> int:
@@ -139,7 +139,7 @@ def _exclusions(group: JudgedGroup) -> list[Exclusion]:
 
 
 def _member_exclusions(verdict: MemberVerdict, group: JudgedGroup) -> list[Exclusion]:
-    units: dict[str, tuple[Unit, ...]] = {}
+    units: dict[str, tuple[TokenRange, ...]] = {}
     for trace in verdict.traces:
         for reason, own in _left_out(trace, group):
             units[reason] = (*units.get(reason, ()), *own)
@@ -147,7 +147,7 @@ def _member_exclusions(verdict: MemberVerdict, group: JudgedGroup) -> list[Exclu
     return [Exclusion(member.session_id, member.attempt, reason, those) for reason, those in units.items()]
 
 
-def _left_out(trace: TraceVerdict, group: JudgedGroup) -> list[tuple[str, tuple[Unit, ...]]]:
+def _left_out(trace: TraceVerdict, group: JudgedGroup) -> list[tuple[str, tuple[TokenRange, ...]]]:
     """What of a trace does not train, by reason: all of it, or its stale tokens."""
     reason = trace.reason or group.reason
     whole = [] if reason is None else [(reason, trace.units)]

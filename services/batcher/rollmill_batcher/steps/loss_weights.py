@@ -1,4 +1,4 @@
-"""Loss weights and the denominators of a step (RULES A1).
+"""Loss weights and the denominators of a step (rule A1).
 
 The loss of a step is the sum of ``weight * token loss`` over all trained tokens of all ranks and micro-batches,
 divided by ``Denominators.weighted_tokens``. It does not depend on how traces are split or placed.

@@ -1,4 +1,4 @@
-"""Which trace goes into which micro-batch of which rank (RULES B4, A14). Pure arithmetic over lengths."""
+"""Which trace goes into which micro-batch of which rank (rules B4, A14). Pure arithmetic over lengths."""
 
 from __future__ import annotations
 

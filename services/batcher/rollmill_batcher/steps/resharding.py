@@ -1,4 +1,4 @@
-"""Steps that were returned are laid out anew for another number of ranks (RULES R4).
+"""Steps that were returned are laid out anew for another number of ranks (rule R4).
 
 Nothing is decided again: the step's own cut gives the same traces, weights and advantages, and the same batch id. Only
 micro-batches and ranks differ, so the ledger and a trainer's lineage see one step.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rollmill.errors import PoisonRecordError
-from rollmill.models import StepsPlaced, StepsReturned
-from rollmill.runtime.stream import Effects, Emit, StateView
+from rollmill.models import StepsResharded, StepsReturned
+from rollmill.runtime.stream import OutputRecord, Outputs, StateView
 from rollmill.topics import ACKS
 from rollmill_batcher.groups.config import Rules
 from rollmill_batcher.groups.group import GroupState
@@ -22,7 +22,7 @@ from rollmill_batcher.steps.cut import laid_out, step_emits
 from rollmill_batcher.steps.micro_batches import MicroBatch, micro_batches
 
 
-def placed_anew(state: StateView[Held], event: StepsReturned, rules: Rules) -> Effects:
+def placed_anew(state: StateView[Held], event: StepsReturned, rules: Rules) -> Outputs:
     """New records of the returned steps and the answer. The same request again is answered once.
 
     Raises PoisonRecordError where steps or ranks do not exist, a step's groups are gone, or other settings would make
@@ -30,12 +30,12 @@ def placed_anew(state: StateView[Held], event: StepsReturned, rules: Rules) -> E
     """
     progress = progress_of(state)
     if event.request_id == progress.answered:
-        return Effects(counts={"duplicates": 1})
+        return Outputs(counts={"duplicates": 1})
     first = _first(progress, event, rules)
     after = progress.placed(event, first)
     steps = [_held(state, number) for number in range(first, progress.next_step)]
     laid = [(step, _laid_out(state, step, laid_out(rules, after))) for step in steps]
-    answer = StepsPlaced(
+    answer = StepsResharded(
         run=event.run,
         request_id=event.request_id,
         placement=after.placement,
@@ -46,8 +46,8 @@ def placed_anew(state: StateView[Held], event: StepsReturned, rules: Rules) -> E
         at=event.at,
     )
     records = (emit for step, batches in laid for emit in step_emits(step.cut.step, batches))
-    emits = (*records, Emit(ACKS, event.request_id, answer, partition=0))
-    return Effects(emits, (progress_delta(after),), counts={"returns": 1, "steps_placed_anew": len(steps)})
+    emits = (*records, OutputRecord(ACKS, event.request_id, answer, partition=0))
+    return Outputs(emits, (progress_delta(after),), counts={"returns": 1, "steps_placed_anew": len(steps)})
 
 
 def _first(progress: Progress, event: StepsReturned, rules: Rules) -> int:

@@ -1,4 +1,4 @@
-"""The step's table: one row per trained trace, the same in every rank's header (RULES A3)."""
+"""The step's table: one row per trained trace, the same in every rank's header (rule A3)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TrainedTrace:
 
     @property
     def later(self) -> float:
-        """Reward that the rollout gets after the trace (RULES A5): the token rewards of its later traces, in its order.
+        """Reward that the rollout gets after the trace (rule A5): the token rewards of its later traces, in its order.
 
         Where no token of the rollout has one, the trace's own reward counts as given at its end.
         """

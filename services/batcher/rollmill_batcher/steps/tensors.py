@@ -1,4 +1,4 @@
-"""Packed micro-batches as safetensors, in the minimal types of `rollmill.models.TENSORS` (RULES B4).
+"""Packed micro-batches as safetensors, in the minimal types of `rollmill.models.TENSORS` (rule B4).
 
 No Python loop runs over tokens: arrays are joined, and only runs (versions, turns) are walked.
 """

@@ -134,7 +134,7 @@ def _furthest(breaks: Iterable[Break]) -> Break | None:
 
 
 def _allowed(link: Link, child: Call) -> Link:
-    """Sampled by another policy, or rendered by another template or with other tools: a trace of its own (RULES A8)."""
+    """Sampled by another policy, or rendered by another template or with other tools: a trace of its own (rule A8)."""
     reason = None if link.parent is None or link.splice is None else boundary(link.parent, child)
     if reason is None or link.splice is None:
         return link

@@ -26,7 +26,7 @@ class PrefixMergingBuilder(CallBuilder):
     ``end_of_turn_token_id``: needed only to repair drift where the records do not show it. ``on_drift``: what to do
     where the next prompt holds a reply in another tokenisation and the reply is the same: ``repair`` keeps the
     sampled ids and drops the copy, ``fork`` starts a new trace, ``fork_over_n`` does so above ``drift_tokens`` sampled
-    tokens (RULES A10). ``tokenizer``: a tokenizer file, or ``module:callable``, that decides whether a copy is the same
+    tokens (rule A10). ``tokenizer``: a tokenizer file, or ``module:callable``, that decides whether a copy is the same
     reply; without one the messages of the next request do. ``on_scaffold``: what to do where the next prompt lacks the
     end of a generation prompt (an empty thinking block): ``fork`` starts a new trace, ``merge`` keeps those tokens in
     front of the reply, where the next reply did not see them. ``siblings``: other replies to the same prompt that

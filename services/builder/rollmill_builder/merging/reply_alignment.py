@@ -59,7 +59,7 @@ class Break:
 
 @dataclass(frozen=True)
 class DriftRules:
-    """What to do about a re-tokenised copy (RULES A10), and about a generation prompt that went."""
+    """What to do about a re-tokenised copy (rule A10), and about a generation prompt that went."""
 
     on_drift: OnDrift = "repair"
     most: int = 0

@@ -16,7 +16,7 @@ from rollmill.models import (
     CompletionRecord,
     ExcludedUnits,
     SampledChoice,
-    Unit,
+    TokenRange,
     VersionRuns,
 )
 from rollmill_builder.merging.closed_session import EndedSession
@@ -77,7 +77,7 @@ class Call:
     def versions(self) -> VersionRuns:
         return self.record.versions_of(self.choice)
 
-    def units(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[TokenRange, ...]:
         return tuple(reply_units(self.record, self.choice))
 
     @property
@@ -121,7 +121,7 @@ class Call:
         return (self.messages or ())[len(before.messages or ()) :]
 
 
-Excluded = tuple[str, tuple[Unit, ...]]
+Excluded = tuple[str, tuple[TokenRange, ...]]
 """A reason, and the units it excludes."""
 
 
@@ -207,35 +207,35 @@ def reason_code(text: str | None) -> str:
 
 def reply_units(
     record: CompletionRecord, choice: SampledChoice, start: int = 0, stop: int | None = None
-) -> Iterator[Unit]:
+) -> Iterator[TokenRange]:
     """Units of reply tokens ``start`` to ``stop`` (None: the end), split where the version changes."""
     position = 0
     for version, length in record.versions_of(choice):
         low, high = max(position, start), position + length if stop is None else min(position + length, stop)
         position += length
         if low < high:
-            yield Unit(record.completion_id, choice.index, low, high, version or record.policy.before)
+            yield TokenRange(record.completion_id, choice.index, low, high, version or record.policy.before)
 
 
-def captured_units(record: CompletionRecord) -> tuple[Unit, ...]:
-    """All that a record holds: its replies' tokens, and the engine's own count where ids are missing (RULES L1)."""
+def captured_units(record: CompletionRecord) -> tuple[TokenRange, ...]:
+    """All that a record holds: its replies' tokens, and the engine's own count where ids are missing (rule L1)."""
     units = [unit for choice in record.choices for unit in reply_units(record, choice)]
     return (*units, *_counted_units(record))
 
 
-def _counted_units(record: CompletionRecord) -> Iterator[Unit]:
+def _counted_units(record: CompletionRecord) -> Iterator[TokenRange]:
     without = [choice.index for choice in record.choices if choice.token_ids is None]
     if record.usage_completion_tokens is None or (record.choices and not without):
         return
     known = sum(len(choice.token_ids) for choice in record.choices if choice.token_ids is not None)
     if record.usage_completion_tokens > known:
         index = min(without, default=0)
-        yield Unit(record.completion_id, index, 0, record.usage_completion_tokens - known, record.policy.before)
+        yield TokenRange(record.completion_id, index, 0, record.usage_completion_tokens - known, record.policy.before)
 
 
 def by_reason(items: Iterable[Excluded]) -> tuple[ExcludedUnits, ...]:
     """Units collected under their reasons, sorted; reasons without a token are left out."""
-    collected: dict[str, list[Unit]] = {}
+    collected: dict[str, list[TokenRange]] = {}
     for reason, units in items:
         collected.setdefault(reason, []).extend(units)
     return tuple(

@@ -1,4 +1,4 @@
-"""When open sessions expire. A timer only asks: the session ends when its record is read back (RULES E2)."""
+"""When open sessions expire. A timer only asks: the session ends when its record is read back (rule E2)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def without_traces(ended: EndedSession, reason: str, error: str) -> Trajectory:
 
 
 def fitting(ended: EndedSession, built: Trajectory, limit: int, header: int) -> tuple[Trajectory, bytes]:
-    """``built`` and its bytes; over ``limit`` bytes its traces, then also its output, give way (RULES C1).
+    """``built`` and its bytes; over ``limit`` bytes its traces, then also its output, give way (rule C1).
 
     ``header`` bytes of the limit are taken by the manifest.
     """

@@ -60,7 +60,7 @@ def folded(registry: Registry, spec: SessionSpec, records: list[CompletionRecord
 
 
 def described(error: Exception) -> str:
-    """Type and text of an error, without memory addresses: the same session gives the same bytes (RULES E3)."""
+    """Type and text of an error, without memory addresses: the same session gives the same bytes (rule E3)."""
     return re.sub(r"0x[0-9a-fA-F]+", "0x", f"{type(error).__name__}: {error}")[:MAX_ERROR]
 
 

@@ -1,4 +1,4 @@
-"""One task's memory: the calls of the longest untouched sessions lie in a file while there are too many (RULES T7).
+"""One task's memory: the calls of the longest untouched sessions lie in a file while there are too many (rule T7).
 
 What lies where is no part of the state: nothing here changes what a session holds or becomes. Only when there is
 nothing left to spill, or no room to spill it to, sessions have to end: the longest idle first.

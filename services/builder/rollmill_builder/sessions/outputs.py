@@ -10,13 +10,13 @@ from rollmill.models import (
     CompletionRecord,
     Disposition,
     Manifest,
-    Outcome,
+    TokenDisposition,
+    TokenRange,
     Trace,
     Trajectory,
-    Unit,
     outcome,
 )
-from rollmill.runtime.stream.processor import Emit
+from rollmill.runtime.stream.processor import OutputRecord
 from rollmill.topics import BUILT, OUTCOMES
 from rollmill_builder.merging.closed_session import EndedSession
 from rollmill_builder.merging.sampled_calls import captured_units, reason_code
@@ -28,27 +28,32 @@ UNITS_PER_OUTCOME = 2000
 """Keeps an outcome far below its topic's limit."""
 
 
-def captured(record: CompletionRecord) -> tuple[Emit, ...]:
+def captured(record: CompletionRecord) -> tuple[OutputRecord, ...]:
     """The outcome that opens the account of a record's tokens; none for a record without tokens."""
     return tuple(_outcomes(record, Disposition.CAPTURED, captured_units(record), None))
 
 
-def late(record: CompletionRecord) -> tuple[Emit, ...]:
+def late(record: CompletionRecord) -> tuple[OutputRecord, ...]:
     """A call after its session's end: captured, and at once excluded."""
     return (*captured(record), *_outcomes(record, Disposition.EXCLUDED, captured_units(record), "late"))
 
 
 def _outcomes(
-    record: CompletionRecord, disposition: Disposition, units: tuple[Unit, ...], reason: str | None
-) -> Iterator[Emit]:
+    record: CompletionRecord, disposition: Disposition, units: tuple[TokenRange, ...], reason: str | None
+) -> Iterator[OutputRecord]:
     yield from _chunks(record.session_id, record.attempt, disposition, units, reason, record.ended_at)
 
 
 def _chunks(
-    session_id: str, attempt: int, disposition: Disposition, units: tuple[Unit, ...], reason: str | None, at: float
-) -> Iterator[Emit]:
+    session_id: str,
+    attempt: int,
+    disposition: Disposition,
+    units: tuple[TokenRange, ...],
+    reason: str | None,
+    at: float,
+) -> Iterator[OutputRecord]:
     for start in range(0, len(units), UNITS_PER_OUTCOME):
-        part: Outcome = outcome(
+        part: TokenDisposition = outcome(
             disposition,
             stage=STAGE,
             session_id=session_id,
@@ -57,10 +62,12 @@ def _chunks(
             reason=reason,
             at=at,
         )
-        yield Emit(OUTCOMES, session_id, part)
+        yield OutputRecord(OUTCOMES, session_id, part)
 
 
-def built(ended: EndedSession, trajectory: Trajectory, largest: int) -> tuple[Trajectory, bytes, tuple[Emit, ...]]:
+def built(
+    ended: EndedSession, trajectory: Trajectory, largest: int
+) -> tuple[Trajectory, bytes, tuple[OutputRecord, ...]]:
     """The trajectory as sent, its bytes, and all records of a session's end.
 
     Manifest header and value together stay within ``largest`` bytes, so that the broker takes the record. A value that
@@ -71,11 +78,11 @@ def built(ended: EndedSession, trajectory: Trajectory, largest: int) -> tuple[Tr
     sent, value = fitting(ended, trajectory, most, len(header[1]))
     if sent is not trajectory:
         header = manifest_header(Manifest(session_id=sent.session_id, attempt=sent.attempt))
-    first = Emit(BUILT, sent.session_id, value, headers=((CONTENT_TYPE, MSGPACK.encode()), header))
+    first = OutputRecord(BUILT, sent.session_id, value, headers=((CONTENT_TYPE, MSGPACK.encode()), header))
     return sent, value, (first, *_excluded(sent))
 
 
-def _excluded(trajectory: Trajectory) -> Iterator[Emit]:
+def _excluded(trajectory: Trajectory) -> Iterator[OutputRecord]:
     for item in trajectory.excluded:
         yield from _chunks(
             trajectory.session_id,

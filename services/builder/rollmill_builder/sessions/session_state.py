@@ -43,7 +43,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """An open (session, attempt). A call before ``session_opened`` opens it with defaults (RULES S2)."""
+    """An open (session, attempt). A call before ``session_opened`` opens it with defaults (rule S2)."""
 
     session_id: str
     attempt: int
@@ -123,7 +123,7 @@ class OpenSession:
 
 
 class Closed(Record):
-    """Marker of a closed (session, attempt): the same call again is a duplicate, a new one is late (RULES S2)."""
+    """Marker of a closed (session, attempt): the same call again is a duplicate, a new one is late (rule S2)."""
 
     at: EventTime
     attempt: int

@@ -19,10 +19,10 @@ from rollmill.models import (
     CompletionSession,
     ExcludedUnits,
     SampledChoice,
+    TokenRange,
     Trace,
     TraceTurn,
     Trajectory,
-    Unit,
     VersionRun,
     append_run,
 )
@@ -46,11 +46,11 @@ class Reply:
     tokens: int
     prompted: bool
 
-    def units(self, start: int, stop: int) -> tuple[Unit, ...]:
+    def units(self, start: int, stop: int) -> tuple[TokenRange, ...]:
         if self.choice is not None and self.choice.token_ids is not None:
             return tuple(reply_units(self.record, self.choice, start, stop))
         index = 0 if self.choice is None else self.choice.index
-        return (Unit(self.record.completion_id, index, start, stop, self.record.policy.before),)
+        return (TokenRange(self.record.completion_id, index, start, stop, self.record.policy.before),)
 
     @property
     def loss(self) -> str:
@@ -145,7 +145,7 @@ def _versions(trace: Trace, trained: list[TraceTurn], replies: Replies) -> list[
     return runs
 
 
-def _normal(item: ExcludedUnits, replies: Replies) -> tuple[Unit, ...]:
+def _normal(item: ExcludedUnits, replies: Replies) -> tuple[TokenRange, ...]:
     """Excluded units with the records' versions."""
     where = f"excluded({item.reason})"
     spans = ((_reply((unit.completion_id, unit.choice), where, replies), unit) for unit in item.units)
@@ -159,13 +159,15 @@ def _trained(traces: tuple[Trace, ...]) -> Iterator[tuple[tuple[str, int], Claim
                 yield (turn.completion_id, turn.choice), Claim(0, turn.stop - turn.start, f"trace {place}")
 
 
-def _excluded(excluded: list[tuple[str, tuple[Unit, ...]]]) -> Iterator[tuple[tuple[str, int], Claim]]:
+def _excluded(excluded: list[tuple[str, tuple[TokenRange, ...]]]) -> Iterator[tuple[tuple[str, int], Claim]]:
     for reason, units in excluded:
         for unit in units:
             yield (unit.completion_id, unit.choice), Claim(unit.start, unit.stop, f"excluded({reason})")
 
 
-def _unclaimed(name: tuple[str, int], reply: Reply, claims: list[Claim]) -> Iterator[tuple[str, tuple[Unit, ...]]]:
+def _unclaimed(
+    name: tuple[str, int], reply: Reply, claims: list[Claim]
+) -> Iterator[tuple[str, tuple[TokenRange, ...]]]:
     """The gaps between claims, with their reason. Raises AccountingError where two claims overlap."""
     position, before = 0, "nothing"
     for claim in [*sorted(claims), Claim(reply.tokens, reply.tokens, "the end")]:

@@ -1,7 +1,7 @@
 """What the changelog holds of a session: how it opened, and each call by what it shares with earlier ones.
 
 A delta refers to earlier deltas of its own key only. They are folded in the order of the input, by restore as well,
-and end together (RULES G1), so whatever a delta refers to is there.
+and end together (rule G1), so whatever a delta refers to is there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CallDelta(Record):
     attempt: int
     completion_id: Identifier
     digest: bytes
-    """Of the record as received: the same id with another digest is a conflict (RULES S1)."""
+    """Of the record as received: the same id with another digest is a conflict (rule S1)."""
     started_at: EventTime
     ended_at: EventTime
     rest: bytes

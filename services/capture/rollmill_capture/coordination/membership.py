@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmill.codec import JSON, encode
-from rollmill.models import PolicyGate, ReplicaEntry
+from rollmill.models import PolicyPause, ReplicaHeartbeat
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.topics import SESSIONS
 from rollmill_capture.coordination.policy_pauses import Gates
@@ -31,11 +31,11 @@ BURIAL_SECONDS = 3600.0
 class Replicas:
     """The last sign of life of each."""
 
-    known: dict[str, ReplicaEntry] = field(default_factory=dict)
+    known: dict[str, ReplicaHeartbeat] = field(default_factory=dict)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is news; cleared by who waits for it."""
 
-    def apply(self, entry: ReplicaEntry) -> None:
+    def apply(self, entry: ReplicaHeartbeat) -> None:
         self.known[entry.replica] = entry
         self.moved.set()
 
@@ -64,18 +64,18 @@ class Fleet:
         long_ago = self.clock.now() - BURIAL_SECONDS
         return [name for name, entry in self.replicas.known.items() if entry.at < long_ago and name != self.replica]
 
-    def awaited(self, gate: PolicyGate) -> int:
+    def awaited(self, gate: PolicyPause) -> int:
         """Living replicas that are not done with a gate, without this one."""
         return sum(entry.reached.get(gate.policy, 0) < gate.number for entry in self._others())
 
-    async def reached(self, gate: PolicyGate, seconds: float) -> bool:
+    async def reached(self, gate: PolicyPause, seconds: float) -> bool:
         """Wait until all replicas are done with a gate; False: ``seconds`` were over before."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._reached(gate)
         return gate.policy not in self.gates.unreached() and not self.awaited(gate)
 
-    async def _reached(self, gate: PolicyGate) -> None:
+    async def _reached(self, gate: PolicyPause) -> None:
         while gate.policy in self.gates.unreached() or self.awaited(gate):
             self.replicas.moved.clear()
             idle = (self.gates.pauses.idle(gate.policy, 1.0),) if gate.policy in self.gates.unreached() else ()
@@ -90,11 +90,11 @@ class Fleet:
     async def leave(self) -> None:
         """Say that this replica is gone."""
         with suppress(NotAcknowledgedError):
-            await self.sink.tell(SESSIONS, ReplicaEntry(replica=self.replica, at=0.0).key, None)
+            await self.sink.tell(SESSIONS, ReplicaHeartbeat(replica=self.replica, at=0.0).key, None)
 
     async def tell(self) -> None:
         """Give one sign of life, where the log takes it."""
-        entry = ReplicaEntry(replica=self.replica, at=self.clock.now(), reached=self.gates.reached())
+        entry = ReplicaHeartbeat(replica=self.replica, at=self.clock.now(), reached=self.gates.reached())
         with suppress(NotAcknowledgedError):
             await self.sink.tell(SESSIONS, entry.key, encode(entry, JSON))
 
@@ -104,7 +104,7 @@ class Fleet:
         await _first(self.gates.changed.wait(), *idle, seconds=BEAT_SECONDS)
         self.gates.changed.clear()
 
-    def _others(self) -> list[ReplicaEntry]:
+    def _others(self) -> list[ReplicaHeartbeat]:
         alive = self.clock.now() - ALIVE_SECONDS
         return [entry for name, entry in self.replicas.known.items() if name != self.replica and entry.at >= alive]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from rollmill.models import PauseMode, PolicyGate, PolicyVersion
+from rollmill.models import PauseMode, PolicyPause, PolicyVersion
 from rollmill_capture.coordination.policy_versions import Announced
 from rollmill_capture.upstream.policy_pause import Pauses
 
@@ -21,7 +21,7 @@ class Gates:
     announced: Announced
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a gate was applied; cleared by who waits for it."""
-    _newest: dict[str, PolicyGate] = field(default_factory=dict)
+    _newest: dict[str, PolicyPause] = field(default_factory=dict)
 
     def next(
         self,
@@ -30,14 +30,14 @@ class Gates:
         version: PolicyVersion | None = None,
         *,
         cache_reset: bool = False,
-    ) -> PolicyGate:
+    ) -> PolicyPause:
         """A gate that comes after all that are known here. The version of a resume stays known through later gates."""
         before = self._newest.get(policy)
         number = 1 if before is None else before.number + 1
         version = version or (None if before is None else before.version)
-        return PolicyGate(policy=policy, number=number, mode=mode, version=version, cache_reset=cache_reset)
+        return PolicyPause(policy=policy, number=number, mode=mode, version=version, cache_reset=cache_reset)
 
-    def apply(self, gate: PolicyGate) -> None:
+    def apply(self, gate: PolicyPause) -> None:
         """Take in a gate, written here or by another replica. Of two with one number the later in the log holds."""
         before = self._newest.get(gate.policy)
         if before is not None and (gate.number < before.number or gate == before):
@@ -61,5 +61,5 @@ class Gates:
         """Policies whose pause is not complete here."""
         return [policy for policy, gate in self._newest.items() if self._waits(gate)]
 
-    def _waits(self, gate: PolicyGate) -> bool:
+    def _waits(self, gate: PolicyPause) -> bool:
         return gate.mode is PauseMode.WAIT and bool(self.pauses.status(gate.policy)["in_flight"])

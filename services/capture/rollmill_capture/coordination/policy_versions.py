@@ -1,4 +1,4 @@
-"""Which policy version sampled a call (RULES R1, A8). Pure."""
+"""Which policy version sampled a call (rules R1, A8). Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The sessions as this replica knows them: the compacted topic ``sessions`` read into memory, and calls in flight.
 
 What this replica writes itself it knows at once; what other replicas write arrives through the topic. An unknown id
-is looked for until everything written before the question is read (RULES S3).
+is looked for until everything written before the question is read (rule S3).
 """
 
 from __future__ import annotations

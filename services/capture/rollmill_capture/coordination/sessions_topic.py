@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rollmill.codec import Headers, header
-from rollmill.models import PolicyGate, ReplicaEntry, SessionEntry, SessionRecord, is_identifier, replica_key
+from rollmill.models import PolicyPause, ReplicaHeartbeat, SessionEntry, SessionRecord, is_identifier, replica_key
 from rollmill_capture.coordination.membership import Replicas
 from rollmill_capture.coordination.policy_pauses import Gates
 from rollmill_capture.coordination.session_table import SessionTable
@@ -25,9 +25,9 @@ class Board:
         match record:
             case SessionEntry():
                 self.table.apply(record)
-            case PolicyGate():
+            case PolicyPause():
                 self.gates.apply(record)
-            case ReplicaEntry():
+            case ReplicaHeartbeat():
                 self.replicas.apply(record)
             case None:
                 """Tombstones come by ``forget``, with their headers."""

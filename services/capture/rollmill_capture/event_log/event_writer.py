@@ -1,4 +1,4 @@
-"""Where events go: to the log, or to the spool while the log is away; acknowledged by one of them (RULES S5)."""
+"""Where events go: to the log, or to the spool while the log is away; acknowledged by one of them (rule S5)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EventSink(Protocol):
         ...
 
     def room(self, size: int) -> AbstractContextManager[None]:
-        """Inside, there is a place for one record of ``size`` bytes, whatever becomes of Kafka (RULES S5).
+        """Inside, there is a place for one record of ``size`` bytes, whatever becomes of Kafka (rule S5).
 
         Raises BackpressureError where there is none.
         """

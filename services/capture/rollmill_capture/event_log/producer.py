@@ -1,4 +1,4 @@
-"""Kafka as capture writes to it: one idempotent producer, every wait bounded, replaced when it is finished (RULES T5).
+"""Kafka as capture writes to it: one idempotent producer, every wait bounded, replaced when it is finished (rule T5).
 
 A producer that only waits for its broker is kept: it delivers in order when the broker is back. One that has failed for
 good (a sequence number lost, say) would fail for ever; its successor writes what it left, and readers tell duplicates.
@@ -24,7 +24,7 @@ _REFUSALS = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
 class NotAcknowledgedError(RetryableError):
-    """The log did not confirm the record in time; it may be there all the same (RULES T5)."""
+    """The log did not confirm the record in time; it may be there all the same (rule T5)."""
 
 
 class RefusedRecordError(NotAcknowledgedError):

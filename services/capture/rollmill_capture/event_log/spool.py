@@ -1,4 +1,4 @@
-"""The bounded spool: what Kafka does not take now, kept on the disk in order (RULES S5).
+"""The bounded spool: what Kafka does not take now, kept on the disk in order (rule S5).
 
 The disk is touched in a thread of its own; records that come while one write is under way share the next one.
 """

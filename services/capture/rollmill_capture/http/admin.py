@@ -1,4 +1,4 @@
-"""Steering capture from outside: weight updates (RULES A12). Everything here needs the administrator's key."""
+"""Steering capture from outside: weight updates (rule A12). Everything here needs the administrator's key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from rollmill.codec import JSON, encode
 from rollmill.errors import BackpressureError, InvalidInputError
-from rollmill.models import PauseMode, PolicyGate, PolicyVersion, is_identifier
+from rollmill.models import PauseMode, PolicyPause, PolicyVersion, is_identifier
 from rollmill.topics import SESSIONS
 from rollmill_capture.coordination.membership import Fleet
 from rollmill_capture.coordination.policy_pauses import Gates
@@ -79,7 +79,7 @@ class AdminApi:
         """So that the next gate comes after those of other replicas."""
         await self.desk.table.catch_up(self.desk.position, self.desk.lookup_seconds)
 
-    async def _write(self, gate: PolicyGate) -> None:
+    async def _write(self, gate: PolicyPause) -> None:
         """Here it holds at once, whatever becomes of the log."""
         self.gates.apply(gate)
         value = encode(gate, JSON)
@@ -89,7 +89,7 @@ class AdminApi:
         except (NotAcknowledgedError, BackpressureError) as error:
             raise RefusalError(503, f"other replicas may not know of it: {error}; ask again", retry=True) from error
 
-    def _status(self, policy: str, gate: PolicyGate | None = None) -> dict[str, Any]:
+    def _status(self, policy: str, gate: PolicyPause | None = None) -> dict[str, Any]:
         """``in_flight`` and ``waiting`` count the calls of this replica."""
         announced = self.gates.announced
         awaited = {} if gate is None else {"replicas_awaited": self.fleet.awaited(gate)}

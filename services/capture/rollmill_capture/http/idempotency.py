@@ -3,7 +3,7 @@
 While a call with the key runs, a second one waits for its reply; for a while after it has ended it is played again from
 memory. A call that failed leaves nothing, and the next one with its key is the next attempt. One key for two questions
 (by path and body) is a mistake of the client, and refused: it must not get the reply to another question. Keys are
-known to this replica alone, as are the calls in flight: the ingress has session affinity (RULES S3).
+known to this replica alone, as are the calls in flight: the ingress has session affinity (rule S3).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Closing:
 
 class Unsure:
     """Events that were sent and never acknowledged: they may be in the log, so a repeated request sends the same bytes
-    again, and the log's readers see a duplicate instead of a conflict (RULES S1, T5).
+    again, and the log's readers see a duplicate instead of a conflict (rules S1, T5).
     """
 
     def __init__(self, room: int = 10_000) -> None:

@@ -27,7 +27,7 @@ class SessionDesk:
     in_flight: InFlight = field(default_factory=InFlight)
 
     async def find(self, session_id: str) -> SessionEntry | None:
-        """The session's entry, waited for as RULES S3 says; None: there is none."""
+        """The session's entry, waited for as rule S3 says; None: there is none."""
         if not is_identifier(session_id):
             return None
         return await self.table.find(session_id, self.position, self.lookup_seconds)

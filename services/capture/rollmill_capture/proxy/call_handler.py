@@ -1,4 +1,4 @@
-"""One call from the client's request to the acknowledged record: engine, reading, record, reply (RULES S4)."""
+"""One call from the client's request to the acknowledged record: engine, reading, record, reply (rule S4)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Exchange:
             await self.turn_away(error)
 
     def room(self) -> AbstractContextManager[None]:
-        """Inside, the call's record has a place, whatever becomes of Kafka (RULES S5): to be held around ``run`` and
+        """Inside, the call's record has a place, whatever becomes of Kafka (rule S5): to be held around ``run`` and
         ``gone``. Raises BackpressureError.
         """
         return self._recorder.sink.room(room_for(self._call))

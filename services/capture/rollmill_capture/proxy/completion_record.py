@@ -37,7 +37,7 @@ class Call:
     session_id: str
     attempt: int
     completion_id: str
-    """Chosen before the upstream is called (RULES S1)."""
+    """Chosen before the upstream is called (rule S1)."""
     kind: CallKind
     target: Target
     served: ServedRequest
@@ -175,7 +175,7 @@ def _integer(value: Any) -> int | None:
 
 
 def fitting_bytes(record: CompletionRecord, limit: int) -> bytes | None:
-    """The encoded record, made to fit ``limit`` bytes (RULES C1): first the client's own request goes, then the
+    """The encoded record, made to fit ``limit`` bytes (rule C1): first the client's own request goes, then the
     messages and the answer's body, last the reply's text; ids never. None: too large even so.
     """
     for smaller in _smaller(record):

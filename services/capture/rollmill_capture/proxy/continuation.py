@@ -1,7 +1,7 @@
 """A reply that the engine breaks off for new weights, and how it goes on: by its prompt's ids and those sampled so far.
 
 The rest is asked for as a completion (vLLM takes ids as prompt) and told as chat, so that the client sees one reply
-(RULES A12; bug class: agents got partial answers with reason abort, whole groups were lost). Thoughts and tool calls
+(rule A12; bug class: agents got partial answers with reason abort, whole groups were lost). Thoughts and tool calls
 are read from the text of all that was sampled (`rollmill_capture.proxy.reasoning_parser`). Grammars, penalties and
 counts over the whole reply cannot begin in the middle: such a reply is not continued. Pure.
 """

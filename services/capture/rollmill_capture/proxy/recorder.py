@@ -11,7 +11,7 @@ import structlog
 from rollmill.codec import encode
 from rollmill.errors import RollmillError
 from rollmill.models import CallKind, CallStatus, CompletionRecord, PolicyVersion, SampledChoice
-from rollmill.runtime.claim_check import Claims, StorageUnreachableError
+from rollmill.runtime.claim_check import ClaimCheck, StorageUnreachableError
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS
@@ -42,14 +42,14 @@ class Recorder:
     metrics: Metrics
     engines: Engines = field(default_factory=Engines)
     """Learn from each reply what their engine can."""
-    claims: Claims | None = None
+    claims: ClaimCheck | None = None
     """Where large records are kept; None: in the log, made to fit."""
     _warned: set[str] = field(default_factory=set)
     _at_zero: int = 0
     _without_ids: deque[bool] = field(default_factory=lambda: deque(maxlen=LAST_REPLIES))
 
     def started(self, call: Call) -> Call:
-        """The call as it goes to the engine now: its start and the version before it (RULES R1)."""
+        """The call as it goes to the engine now: its start and the version before it (rule R1)."""
         route = call.target.route
         newest = self.announced.newest(route.policy)
         salt = self.salt(call)
@@ -82,7 +82,7 @@ class Recorder:
             return fitting_bytes(record, inside)
         value = fitting_bytes(record, self.claims.largest(COMPLETIONS))
         try:
-            return None if value is None else await self.claims.check_in(COMPLETIONS, value)
+            return None if value is None else await self.claims.store(COMPLETIONS, value)
         except StorageUnreachableError as error:
             self.metrics.count("blobs_not_stored")
             structlog.get_logger().warning(

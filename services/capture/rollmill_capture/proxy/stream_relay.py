@@ -1,6 +1,6 @@
 """One streamed reply on its way through: what the client may see now, and what waits for the acknowledgement. Pure.
 
-From the frame on that completes the reply (the finish reason of its last choice) everything is held (RULES S4).
+From the frame on that completes the reply (the finish reason of its last choice) everything is held (rule S4).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weight updates: while a policy is paused, new calls for it wait in front of the engine (RULES A12).
+"""Weight updates: while a policy is paused, new calls for it wait in front of the engine (rule A12).
 
 The gates of one replica; `rollmill_capture.coordination.policy_pauses` opens and closes them as all replicas
 have agreed.

@@ -27,7 +27,7 @@ class Commits:
     async def starts(self, places: Collection[TopicPartition]) -> dict[TopicPartition, Mark]:
         """Where to start: at the commit, else at the beginning of the log.
 
-        Raises FatalError where the commit lies before the log's start: records are gone unread (RULES C3).
+        Raises FatalError where the commit lies before the log's start: records are gone unread (rule C3).
         """
         if not places:
             return {}

@@ -1,4 +1,4 @@
-"""The polling loop of a dynamic group that handles records concurrently, at least once (RULES V1).
+"""The polling loop of a dynamic group that handles records concurrently, at least once (rule V1).
 
 aiokafka rebalances eagerly and in the background: its callbacks run in a task of their own, always with all
 partitions, fetching goes on before they return, and a retained partition loses its position. Hence the gate, the

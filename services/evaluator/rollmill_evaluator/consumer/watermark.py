@@ -1,4 +1,4 @@
-"""Which offsets of one partition are finished, and how that is written into a commit (RULES V1). Pure.
+"""Which offsets of one partition are finished, and how that is written into a commit (rule V1). Pure.
 
 Records finish in any order. What is committed is the low watermark: the first offset that is not finished. What is
 finished above it goes into the commit's metadata as run lengths, so that a restart repeats only what was running.

@@ -12,7 +12,7 @@ import structlog
 from rollmill.codec import decode
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
-from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.failpoints import Failpoint, Failpoints
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import BaseTrajectoryEvaluator, ResourceClass, StrategyRegistry
@@ -45,7 +45,7 @@ class Answering:
     """The same for single strategies."""
     resource_class: ResourceClass | None = None
     """Only evaluators of this class are run, the others are for other members to run; None: all."""
-    claims: Claims | None = None
+    claims: ClaimCheck | None = None
     """Where large trajectories are kept; None: all lie in their records."""
     failpoints: Failpoints = field(default_factory=Failpoints)
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)

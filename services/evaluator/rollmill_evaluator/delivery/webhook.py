@@ -16,7 +16,7 @@ from rollmill.codec import decode
 from rollmill.errors import ConfigurationError, InfrastructureError, NotGradedError, PoisonRecordError
 from rollmill.models import Trajectory
 from rollmill.runtime.app import ServiceContext
-from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import ExternalService
 from rollmill.topics import TRAJECTORIES
@@ -45,7 +45,7 @@ class Delivery:
     """For one try."""
     patience: float
     """For all tries of one notice, in seconds."""
-    claims: Claims | None = None
+    claims: ClaimCheck | None = None
 
     async def deliver(self, received: Received) -> None:
         trajectory = await self._read(received)
@@ -95,7 +95,7 @@ async def tell(context: ServiceContext) -> None:
         retries=Retries(None, settings.webhook_retry_seconds, longest=settings.webhook_longest_wait_seconds),
         seconds=settings.webhook_seconds,
         patience=settings.webhook_patience_seconds,
-        claims=Claims.of(settings),
+        claims=ClaimCheck.of(settings),
     )
     group = Group(
         delivery.deliver,

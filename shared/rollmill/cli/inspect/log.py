@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from rollmill.cli.inspect.lines import Read
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import CompletionEvent, Trajectory
-from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BUILT, COMPLETIONS, Topic, partition_of
@@ -27,7 +27,7 @@ async def read_session(settings: KafkaSettings, session_id: str) -> tuple[Read, 
     problems: list[str] = []
     homes = await _homes(settings, session_id)
     async with KafkaClients(settings).reading(reset="earliest") as consumer:
-        values = partial(_values, consumer, Claims.of(settings), session_id, problems)
+        values = partial(_values, consumer, ClaimCheck.of(settings), session_id, problems)
         events: list[CompletionEvent] = [item async for item in values(COMPLETIONS, homes[COMPLETIONS])]
         built: list[Trajectory] = [item async for item in values(BUILT, homes[BUILT])]
     return Read(tuple(events), tuple(problems)), tuple(built)
@@ -57,7 +57,7 @@ async def _partitions(settings: KafkaSettings, names: list[str]) -> dict[str, in
 
 async def _values(
     consumer: AIOKafkaConsumer,
-    claims: Claims,
+    claims: ClaimCheck,
     session_id: str,
     problems: list[str],
     topic: Topic,

@@ -194,7 +194,7 @@ def _versions(runs: VersionRuns, turn: TraceTurn) -> tuple[tuple[str, int], ...]
 
 
 def _tokens(record: CompletionRecord) -> int:
-    """Sampled tokens of a call; where ids are missing the engine's own count (RULES L1)."""
+    """Sampled tokens of a call; where ids are missing the engine's own count (rule L1)."""
     known = sum(len(choice.token_ids) for choice in record.choices if choice.token_ids is not None)
     counted = not record.choices or any(choice.token_ids is None for choice in record.choices)
     return max(known, record.usage_completion_tokens or 0) if counted else known

@@ -5,17 +5,17 @@ outcome ``reopened`` for the units whose account their death had closed, and a d
 transaction. State: none; what was decided is read from the topic. On a crash: all of a decision is there, or nothing.
 """
 
-from rollmill.ops.dlq.dead_letter import Letter, LetterState, Place, Wanted, chosen, read_letters, read_value
-from rollmill.ops.dlq.manager import Desk, open_desk, source_topic
+from rollmill.ops.dlq.dead_letter import DeadLetter, LetterState, Place, Wanted, chosen, read_letters, read_value
+from rollmill.ops.dlq.manager import DeadLetterManager, open_manager, source_topic
 
 __all__ = [
-    "Desk",
-    "Letter",
+    "DeadLetter",
+    "DeadLetterManager",
     "LetterState",
     "Place",
     "Wanted",
     "chosen",
-    "open_desk",
+    "open_manager",
     "read_letters",
     "read_value",
     "source_topic",

@@ -47,7 +47,7 @@ class LetterState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Letter:
+class DeadLetter:
     """One dead letter, without its bytes: they may be many."""
 
     place: Place
@@ -83,7 +83,7 @@ class Wanted:
     since: float | None = None
     state: LetterState | None = None
 
-    def takes(self, letter: Letter) -> bool:
+    def takes(self, letter: DeadLetter) -> bool:
         asked = (
             (self.stage, letter.info.stage),
             (self.reason, letter.info.reason),
@@ -97,13 +97,13 @@ class Wanted:
 
 
 @dataclass
-class Letters:
+class DeadLetters:
     """Folds the records of ``dead-letters``, in the order of each partition.
 
     A record that says neither why it is here nor what was decided is a letter, too, with the reason ``unreadable``.
     """
 
-    found: dict[Place, Letter] = field(default_factory=dict)
+    found: dict[Place, DeadLetter] = field(default_factory=dict)
 
     def take(self, record: ConsumerRecord[bytes, bytes]) -> None:
         place = Place(record.partition, record.offset)
@@ -123,13 +123,13 @@ class Letters:
             self.found[place] = replace(letter, decisions=(*letter.decisions, decision))
 
 
-def _letter(place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers) -> Letter:
+def _letter(place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers) -> DeadLetter:
     info: DeadLetterInfo = decode(DeadLetterInfo, header(headers, DEAD_LETTER), JSON_HEADERS)
     try:
         key = (record.key or b"") if info.key is None else bytes.fromhex(info.key)
     except ValueError as error:
         raise PoisonRecordError("invalid", f"the key is not in hexadecimal: {error}") from error
-    return Letter(
+    return DeadLetter(
         place=place,
         info=info,
         key=key,
@@ -141,7 +141,7 @@ def _letter(place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers
 
 def _unreadable(
     place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers, error: PoisonRecordError
-) -> Letter:
+) -> DeadLetter:
     """Nobody knows where it came from: it can be shown and dropped, and driven nowhere."""
     info = DeadLetterInfo(
         reason=UNREADABLE,
@@ -151,7 +151,7 @@ def _unreadable(
         partition=place.partition,
         offset=place.offset,
     )
-    return Letter(place, info, record.key or b"", headers, len(record.value or b""), record.timestamp / 1000)
+    return DeadLetter(place, info, record.key or b"", headers, len(record.value or b""), record.timestamp / 1000)
 
 
 def _received(headers: Headers) -> Headers:
@@ -160,9 +160,9 @@ def _received(headers: Headers) -> Headers:
     return (*headers[:added], *headers[added + 1 :])
 
 
-async def read_letters(settings: KafkaSettings) -> dict[Place, Letter]:
+async def read_letters(settings: KafkaSettings) -> dict[Place, DeadLetter]:
     """All letters, in the order of their numbers."""
-    letters = Letters()
+    letters = DeadLetters()
     async with Log.open(settings) as log:
         async for record in log.read(DEAD_LETTERS):
             letters.take(record)
@@ -175,7 +175,7 @@ async def read_value(settings: KafkaSettings, place: Place) -> bytes:
         return (await log.at(DEAD_LETTERS, place.partition, place.offset)).value or b""
 
 
-def chosen(letters: dict[Place, Letter], wanted: Wanted) -> list[Letter]:
+def chosen(letters: dict[Place, DeadLetter], wanted: Wanted) -> list[DeadLetter]:
     """Those that are ``wanted``. Raises InvalidInputError where a number is asked for that no letter has."""
     missing = sorted((wanted.places or frozenset()) - set(letters))
     if missing:

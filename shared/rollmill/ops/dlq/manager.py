@@ -12,11 +12,11 @@ from rollmill.codec import DEAD_LETTER_DECISION, JSON, encode, read_manifest
 from rollmill.errors import InvalidInputError, RetryableError
 from rollmill.models import Disposition, outcome
 from rollmill.models.outcome import DeadLetterDecision
-from rollmill.ops.dlq.dead_letter import Letter, LetterState, Place, read_letters, read_value
+from rollmill.ops.dlq.dead_letter import DeadLetter, LetterState, Place, read_letters, read_value
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.kafka.transaction import Outgoing, Transaction, TransactionFailedError, stop_producer
-from rollmill.runtime.stream.processor import Emit
-from rollmill.runtime.stream.producer_records import outgoing
+from rollmill.runtime.kafka.transaction import ProducerRecord, Transaction, TransactionFailedError, stop_producer
+from rollmill.runtime.stream.processor import OutputRecord
+from rollmill.runtime.stream.producer_records import producer_record
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import DEAD_LETTERS, OUTCOMES, REGISTRY, Partitioning, Topic, partition_of
@@ -29,14 +29,14 @@ DEADLINE_SECONDS = 20.0
 
 
 @dataclass
-class Desk:
+class DeadLetterManager:
     """Decides letters. Whoever opens a desk fences the one before, whose transactions fail then (FencedError)."""
 
     settings: KafkaSettings
     producer: AIOKafkaProducer
     clock: Clock
     by: str
-    letters: dict[Place, Letter]
+    letters: dict[Place, DeadLetter]
     """As they are, for they were read behind the fence and nobody else decides."""
 
     async def replay(self, place: Place, why: str | None = None) -> str | None:
@@ -59,7 +59,7 @@ class Desk:
         await self._write([], letter, "dropped", why)
         return None
 
-    async def _write(self, records: list[Outgoing], letter: Letter, decision: str, why: str | None) -> None:
+    async def _write(self, records: list[ProducerRecord], letter: DeadLetter, decision: str, why: str | None) -> None:
         word = DeadLetterDecision.model_validate(
             {
                 "decision": decision,
@@ -80,17 +80,17 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_desk(settings: KafkaSettings, clock: Clock, by: str) -> AsyncIterator[Desk]:
+async def open_manager(settings: KafkaSettings, clock: Clock, by: str) -> AsyncIterator[DeadLetterManager]:
     """A desk; closed at the end."""
     producer = KafkaClients(settings).producer(f"{settings.prefix}{STAGE}")
     await producer.start()
     try:
-        yield Desk(settings, producer, clock, by, await read_letters(settings))
+        yield DeadLetterManager(settings, producer, clock, by, await read_letters(settings))
     finally:
         await stop_producer(producer)
 
 
-def source_topic(letter: Letter) -> Topic:
+def source_topic(letter: DeadLetter) -> Topic:
     """Where a letter came from. Raises InvalidInputError for a topic that is not in the registry."""
     for topic in REGISTRY:
         if topic.name == letter.info.topic:
@@ -98,11 +98,11 @@ def source_topic(letter: Letter) -> Topic:
     raise InvalidInputError(f"{letter.place} came from {letter.info.topic!r}, which is no topic of the registry")
 
 
-def re_driven(letter: Letter, value: bytes, settings: KafkaSettings) -> list[Outgoing]:
+def re_driven(letter: DeadLetter, value: bytes, settings: KafkaSettings) -> list[ProducerRecord]:
     """The record as received, in its source topic, and ``reopened`` where its death had closed an account."""
     topic = source_topic(letter)
     headers = tuple(item for item in letter.headers if item[0] != RE_DRIVEN_HEADER)
-    record = Outgoing(
+    record = ProducerRecord(
         topic.full_name(settings.prefix),
         _partition(letter, topic, settings),
         letter.key,
@@ -112,14 +112,14 @@ def re_driven(letter: Letter, value: bytes, settings: KafkaSettings) -> list[Out
     return [record, *_reopened(letter, settings)]
 
 
-def _partition(letter: Letter, topic: Topic, settings: KafkaSettings) -> int:
+def _partition(letter: DeadLetter, topic: Topic, settings: KafkaSettings) -> int:
     """By the key, as the pipeline places it: a letter from a wrong partition comes to the right one."""
     if topic.partitioning is Partitioning.SHARED and letter.key:
         return partition_of(letter.key, topic.partitions(settings))
     return letter.info.partition
 
 
-def _reopened(letter: Letter, settings: KafkaSettings) -> list[Outgoing]:
+def _reopened(letter: DeadLetter, settings: KafkaSettings) -> list[ProducerRecord]:
     manifest = read_manifest(letter.headers)
     if manifest is None or not manifest.units or letter.info.units_held:
         return []
@@ -131,11 +131,11 @@ def _reopened(letter: Letter, settings: KafkaSettings) -> list[Outgoing]:
         units=manifest.units,
         reason=RE_DRIVEN,
     )
-    return [outgoing(Emit(OUTCOMES, manifest.session_id, word), settings)]
+    return [producer_record(OutputRecord(OUTCOMES, manifest.session_id, word), settings)]
 
 
-def _beside(letter: Letter, word: DeadLetterDecision, settings: KafkaSettings) -> Outgoing:
-    return Outgoing(
+def _beside(letter: DeadLetter, word: DeadLetterDecision, settings: KafkaSettings) -> ProducerRecord:
+    return ProducerRecord(
         DEAD_LETTERS.full_name(settings.prefix),
         letter.place.partition,
         letter.key or str(letter.place).encode(),
@@ -144,5 +144,5 @@ def _beside(letter: Letter, word: DeadLetterDecision, settings: KafkaSettings) -
     )
 
 
-def _decided(letter: Letter) -> str:
+def _decided(letter: DeadLetter) -> str:
     return f"{letter.place} was {letter.state} already, by {letter.decisions[-1].by}: nothing is done"

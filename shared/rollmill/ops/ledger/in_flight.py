@@ -1,4 +1,4 @@
-"""What is held, from the topics alone (RULES L4): records not taken yet, state, steps not acknowledged.
+"""What is held, from the topics alone (rule L4): records not taken yet, state, steps not acknowledged.
 
 Stages are read from the source downstream. A token only ever moves downstream, and a stage's state, position and
 outputs change in one transaction; so whatever is held when the reading begins is found here, or has its disposition
@@ -15,7 +15,7 @@ import orjson
 
 from rollmill.codec import Headers, decode, read_manifest
 from rollmill.errors import PoisonRecordError
-from rollmill.models import BatchHeader, Manifest, Rewound, StepAcknowledged, StepsPlaced, TrainerEvent
+from rollmill.models import BatchHeader, Manifest, Rewound, StepAcknowledged, StepsResharded, TrainerEvent
 from rollmill.ops.ledger.batch_header import batch_header
 from rollmill.ops.ledger.log_reader import KafkaRecord, Log
 from rollmill.runtime.stream.changelog import POSITION
@@ -110,7 +110,7 @@ class Acknowledged:
             self._ranks.setdefault((event.run, event.step), set()).add(event.rank)
         if isinstance(event, Rewound):
             self._take_back(event.run, event.next_step, event.rank)
-        if isinstance(event, StepsPlaced):
+        if isinstance(event, StepsResharded):
             self._take_back(event.run, event.next_step, None)
 
     def _take_back(self, run: str, next_step: int, rank: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Which acknowledged batches were taken back, because a trainer went back to a checkpoint (RULES R3)."""
+"""Which acknowledged batches were taken back, because a trainer went back to a checkpoint (rule R3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
-from rollmill.models import Rewound, StepAcknowledged, StepsPlaced, TrainerEvent
+from rollmill.models import Rewound, StepAcknowledged, StepsResharded, TrainerEvent
 from rollmill.ops.ledger.log_reader import Log
 from rollmill.topics import ACKS
 
@@ -25,9 +25,9 @@ class Lineage:
     def take(self, event: TrainerEvent) -> None:
         if isinstance(event, StepAcknowledged):
             self._acknowledged.setdefault((event.run, event.rank), {})[event.step] = event.batch_id
-        if isinstance(event, Rewound | StepsPlaced):
+        if isinstance(event, Rewound | StepsResharded):
             for (run, rank), batches in self._acknowledged.items():
-                if run == event.run and (isinstance(event, StepsPlaced) or event.rank in (None, rank)):
+                if run == event.run and (isinstance(event, StepsResharded) or event.rank in (None, rank)):
                     self._take_back(rank, batches, event.next_step)
 
     def _take_back(self, rank: int, batches: dict[int, str], next_step: int) -> None:

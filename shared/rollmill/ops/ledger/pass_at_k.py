@@ -1,4 +1,4 @@
-"""pass@k of eval sessions, by data set and policy version (RULES A7). Pure."""
+"""pass@k of eval sessions, by data set and policy version (rule A7). Pure."""
 
 from __future__ import annotations
 

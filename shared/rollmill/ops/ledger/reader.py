@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
-from rollmill.models import Outcome
+from rollmill.models import TokenDisposition
 from rollmill.ops.ledger.balance import Balance
 from rollmill.ops.ledger.in_flight import held
 from rollmill.ops.ledger.lineage import read_rewound
@@ -26,7 +26,7 @@ class LedgerReader:
     """Looks at a prefix. Outcomes that an earlier look has booked are not read again."""
 
     settings: KafkaSettings
-    takes: Callable[[Outcome], bool] = lambda _outcome: True
+    takes: Callable[[TokenDisposition], bool] = lambda _outcome: True
     """Whether an outcome is of a session that is balanced."""
     _accounts: Accounts = field(default_factory=Accounts)
     _positions: Mapping[int, int] | None = None
@@ -53,14 +53,14 @@ class LedgerReader:
     async def _book(self, log: Log) -> None:
         async for record in log.read(OUTCOMES, self._positions):
             try:
-                outcome: Outcome = decode(Outcome, record.value, tuple(record.headers))
+                outcome: TokenDisposition = decode(TokenDisposition, record.value, tuple(record.headers))
             except PoisonRecordError:
                 self._unreadable += 1
             else:
                 self._take(outcome)
         self._positions = await log.positions()
 
-    def _take(self, outcome: Outcome) -> None:
+    def _take(self, outcome: TokenDisposition) -> None:
         if self.takes(outcome):
             self._accounts.book(outcome)
 

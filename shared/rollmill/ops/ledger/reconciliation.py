@@ -1,4 +1,4 @@
-"""Folds outcomes and holdings into a balance, token range by token range (RULES L1, L3, L4). Pure."""
+"""Folds outcomes and holdings into a balance, token range by token range (rules L1, L3, L4). Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rollmill.models import Disposition, Manifest, Outcome, PolicyVersion, Unit
+from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange
 from rollmill.ops.ledger.balance import Balance, Totals, bucket_of
 from rollmill.ops.ledger.ranges import Ranges
 
@@ -72,7 +72,7 @@ class Accounts:
     booked: int = 0
     """Outcomes taken so far, repeats included."""
 
-    def book(self, outcome: Outcome) -> None:
+    def book(self, outcome: TokenDisposition) -> None:
         """Book one outcome."""
         self.booked += 1
         if self._is_repeat(outcome):
@@ -81,7 +81,7 @@ class Accounts:
             entry = Entry(outcome.disposition, unit.version, outcome.reason, outcome.batch_id, self.booked)
             self._range(outcome.session_id, outcome.attempt, unit).lay(unit.start, unit.stop, entry)
 
-    def _is_repeat(self, outcome: Outcome) -> bool:
+    def _is_repeat(self, outcome: TokenDisposition) -> bool:
         if outcome.disposition is Disposition.REOPENED:
             self._said.pop(outcome.session_id, None)
         if outcome.disposition not in _REPEATABLE:
@@ -99,7 +99,7 @@ class Accounts:
         """The balance, given what is held: manifests of records, of state and of steps not acknowledged.
 
         ``rewound``: how often trainers took back a batch that they had acknowledged. So many of its words are void:
-        the lineage of the loaded checkpoint counts (RULES R3). ``until``: tokens captured by a later outcome than
+        the lineage of the loaded checkpoint counts (rule R3). ``until``: tokens captured by a later outcome than
         that many are not balanced yet, for they were not there when the holdings were read.
         """
         holdings = _holdings(held)
@@ -114,13 +114,13 @@ class Accounts:
             _settle(balance.of(history.version, bucket_of(lengths[reply.session_id, reply.attempt])), history)
         return balance
 
-    def _range(self, session_id: str, attempt: int, unit: Unit) -> Ranges[Mark]:
+    def _range(self, session_id: str, attempt: int, unit: TokenRange) -> Ranges[Mark]:
         reply = Reply(session_id, attempt, unit.completion_id, unit.choice)
         return self._replies.setdefault(reply, Ranges())
 
 
-def _holdings(held: Iterable[Manifest]) -> dict[Reply, list[Unit]]:
-    holdings: dict[Reply, list[Unit]] = {}
+def _holdings(held: Iterable[Manifest]) -> dict[Reply, list[TokenRange]]:
+    holdings: dict[Reply, list[TokenRange]] = {}
     for manifest in held:
         for unit in manifest.units:
             reply = Reply(manifest.session_id, manifest.attempt, unit.completion_id, unit.choice)
@@ -128,7 +128,7 @@ def _holdings(held: Iterable[Manifest]) -> dict[Reply, list[Unit]]:
     return holdings
 
 
-def _with_holdings(ranges: Ranges[Mark], units: Iterable[Unit]) -> Ranges[Mark]:
+def _with_holdings(ranges: Ranges[Mark], units: Iterable[TokenRange]) -> Ranges[Mark]:
     both = ranges.copy()
     for unit in units:
         both.lay(unit.start, unit.stop, HELD)

@@ -1,4 +1,4 @@
-"""Replay: a run's log read again with other rules, into topics of another prefix (DESIGN promise 5).
+"""Replay: a run's log read again with other rules, into topics of another prefix.
 
 In: `completions`, and `evaluations`, `policies` and `acks` as they were recorded, of a live prefix, which is only read:
 no group, no commit, no transactional id of it is used. Out: the topics of the new prefix, written by the services' own

@@ -14,7 +14,7 @@ from rollmill.ops.replay.stages import settings_of, stage_of
 from rollmill.ops.replay.timeline import Kind, Taken, listed, merged, rewarded_at, slices
 from rollmill.ops.replay.trainer_stub import Trainer
 from rollmill.ops.replay.writer import Driver, Writer
-from rollmill.runtime.kafka.transaction import Outgoing
+from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.stream.processor import InputRecord
 from rollmill.topics import ACKS, POLICIES, TRAJECTORIES
 
@@ -48,7 +48,7 @@ async def _take(driver: Driver, trainer: Trainer, taken: Taken) -> None:
 async def _settle(driver: Driver, trainer: Trainer, now: float) -> None:
     """Cut as long as a cut changes something."""
     while True:
-        sent = await driver.tick(now)
+        sent = await driver.punctuate(now)
         trainer.receive(sent)
         if not await trainer.finish_rest(now) and not sent:
             return
@@ -86,5 +86,5 @@ async def _pace(live: Log, writer: Writer) -> list[Taken]:
     return taken
 
 
-def _copy(record: InputRecord, writer: Writer) -> Outgoing:
+def _copy(record: InputRecord, writer: Writer) -> ProducerRecord:
     return writer.record(record.topic, 0, record.key, record.value or b"", record.headers)

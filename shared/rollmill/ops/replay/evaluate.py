@@ -14,7 +14,7 @@ from rollmill.ops.replay.reading import readable, records
 from rollmill.ops.replay.selection import Name
 from rollmill.ops.replay.stages import grading, settings_of
 from rollmill.ops.replay.writer import Writer
-from rollmill.runtime.kafka.transaction import Outgoing
+from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.stream.processor import InputRecord
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.strategies import evaluator_registry
@@ -26,7 +26,7 @@ AT_ONCE = 256
 
 async def copy_evaluations(log: Log, taken: set[Name], writer: Writer) -> None:
     """The recorded ones of the sessions that were taken, timers included, in their order."""
-    batch: list[Outgoing] = []
+    batch: list[ProducerRecord] = []
     async for record in records(log, EVALUATIONS):
         evaluation = readable(record)
         if evaluation is not None and (evaluation.session_id, evaluation.attempt) in taken:
@@ -37,7 +37,7 @@ async def copy_evaluations(log: Log, taken: set[Name], writer: Writer) -> None:
     await writer.write(batch)
 
 
-def _as_received(record: InputRecord, evaluation: Evaluation, writer: Writer) -> Outgoing:
+def _as_received(record: InputRecord, evaluation: Evaluation, writer: Writer) -> ProducerRecord:
     key = evaluation.session_id.encode()
     home = partition_of(key, writer.settings.partitions)
     return writer.record(EVALUATIONS, home, key, record.content or b"", record.headers)
@@ -50,12 +50,12 @@ async def grade(log: Log, plan: Plan, writer: Writer) -> None:
     grader = rules.Grader(evaluator_registry(), settings.limits, SystemClock())  # type: ignore[attr-defined]  # of the evaluator's own settings
     places = asyncio.Semaphore(settings.evaluator_concurrency)  # type: ignore[attr-defined]  # the same
 
-    async def one(trajectory: Trajectory, digest: str) -> list[Outgoing]:
+    async def one(trajectory: Trajectory, digest: str) -> list[ProducerRecord]:
         async with places:
             grades = [await grader.grade(trajectory, digest, spec) for spec in trajectory.spec.evaluators]
         return [_graded(trajectory, rules.wire(_timeless(trajectory, item), EVALUATIONS.max_bytes)) for item in grades]
 
-    def _graded(trajectory: Trajectory, value: bytes) -> Outgoing:
+    def _graded(trajectory: Trajectory, value: bytes) -> ProducerRecord:
         key = trajectory.session_id.encode()
         home = partition_of(key, writer.settings.partitions)
         return writer.record(EVALUATIONS, home, key, value, ((CONTENT_TYPE, JSON.encode()),))

@@ -78,7 +78,7 @@ async def _merge(log: Log, driver: Driver, *, ticks: bool) -> None:
 async def _tick(driver: Driver, now: float) -> None:
     """Timers append records to `evaluations`; they are read back at once."""
     name = EVALUATIONS.full_name(driver.settings.prefix)
-    for sent, offset in await driver.tick(now):
+    for sent, offset in await driver.punctuate(now):
         if sent.topic == name:
             await driver.feed(InputRecord(EVALUATIONS, sent.partition, offset, sent.key, sent.value, sent.headers))
 

@@ -72,4 +72,4 @@ def event_time(event: Any) -> float:
 
 def _with(record: InputRecord, event: Record) -> InputRecord:
     headers = ((CONTENT_TYPE, MSGPACK.encode()),)
-    return replace(record, value=encode(event, MSGPACK), headers=headers, redeemed=None)
+    return replace(record, value=encode(event, MSGPACK), headers=headers, resolved=None)

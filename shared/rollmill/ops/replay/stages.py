@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import ValidationError
 
 from rollmill.errors import ConfigurationError, InvalidInputError
-from rollmill.runtime.stream.processor import Stage
+from rollmill.runtime.stream.processor import Processor
 from rollmill.settings import KafkaSettings, ServiceSettings
 
 NO_LIMIT = 2**31 - 1
@@ -37,9 +37,9 @@ def check_options(options: Mapping[str, Any], services: tuple[str, ...]) -> None
         raise InvalidInputError(f"no stage has the setting {', '.join(unknown)}")
 
 
-def stage_of(service: str, settings: ServiceSettings) -> Stage[Any]:
+def stage_of(service: str, settings: ServiceSettings) -> Processor[Any]:
     """The one stage of a service. Raises ConfigurationError where its settings name no usable strategy."""
-    stage: Stage[Any] = _module(service, "app").build(settings).stages[0]
+    stage: Processor[Any] = _module(service, "app").build(settings).stages[0]
     return stage
 
 

@@ -6,12 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rollmill.codec import CONTENT_TYPE, JSON, Headers, encode
-from rollmill.models import BatchHeader, Disposition, StepAcknowledged, Unit, outcome
+from rollmill.models import BatchHeader, Disposition, StepAcknowledged, TokenRange, outcome
 from rollmill.ops.ledger.batch_header import batch_header
 from rollmill.ops.replay.writer import Driver, Writer
-from rollmill.runtime.kafka.transaction import Outgoing
-from rollmill.runtime.stream.processor import Emit, InputRecord
-from rollmill.runtime.stream.producer_records import outgoing
+from rollmill.runtime.kafka.transaction import ProducerRecord
+from rollmill.runtime.stream.processor import InputRecord, OutputRecord
+from rollmill.runtime.stream.producer_records import producer_record
 from rollmill.topics import ACKS, BATCHES, OUTCOMES
 
 STAGE = "replay"
@@ -27,7 +27,7 @@ class Trainer:
     beats: int
     in_hand: deque[BatchHeader] = field(default_factory=deque)
 
-    def receive(self, sent: list[tuple[Outgoing, int]]) -> None:
+    def receive(self, sent: list[tuple[ProducerRecord, int]]) -> None:
         name = BATCHES.full_name(self.writer.settings.prefix)
         headers = (batch_header(item.value or b"") for item, _ in sent if item.topic == name)
         self.in_hand.extend(header for header in headers if header.rank == 0 and header.micro_batch == 0)
@@ -53,8 +53,8 @@ class Trainer:
         for sent, offset in zip(records, offsets, strict=False):
             await self.batcher.feed(InputRecord(ACKS, 0, offset, sent.key, sent.value, sent.headers))
 
-    def _trained(self, header: BatchHeader, at: float) -> list[Outgoing]:
-        units: dict[tuple[str, int], tuple[Unit, ...]] = {}
+    def _trained(self, header: BatchHeader, at: float) -> list[ProducerRecord]:
+        units: dict[tuple[str, int], tuple[TokenRange, ...]] = {}
         for row in header.table:
             units[row.session_id, row.attempt] = (*units.get((row.session_id, row.attempt), ()), *row.units)
         words = (
@@ -69,7 +69,7 @@ class Trainer:
             )
             for (session_id, attempt), own in units.items()
         )
-        return [outgoing(Emit(OUTCOMES, word.session_id, word), self.writer.settings) for word in words]
+        return [producer_record(OutputRecord(OUTCOMES, word.session_id, word), self.writer.settings) for word in words]
 
 
 def _acknowledged(header: BatchHeader, rank: int, at: float) -> StepAcknowledged:

@@ -12,12 +12,12 @@ from aiokafka import AIOKafkaProducer
 
 from rollmill.codec import Headers
 from rollmill.errors import RetryableError
-from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.kafka.transaction import Outgoing, Transaction, TransactionFailedError, stop_producer
-from rollmill.runtime.stream.batch_processor import Fold, Work
+from rollmill.runtime.kafka.transaction import ProducerRecord, Transaction, TransactionFailedError, stop_producer
+from rollmill.runtime.stream.batch_processor import BatchProcessor, TransactionBatch
 from rollmill.runtime.stream.changelog import POSITION, Position
-from rollmill.runtime.stream.processor import InputRecord, Stage, TaskView
+from rollmill.runtime.stream.processor import InputRecord, Processor, TaskContext
 from rollmill.runtime.stream.task_identity import task_identity
 from rollmill.settings import KafkaSettings, ServiceSettings
 from rollmill.topics import Topic
@@ -34,21 +34,21 @@ class Writer:
 
     settings: KafkaSettings
     producer: AIOKafkaProducer
-    claims: Claims
+    claims: ClaimCheck
 
-    async def write(self, records: Sequence[Outgoing]) -> list[int]:
+    async def write(self, records: Sequence[ProducerRecord]) -> list[int]:
         """One transaction; returns the offset of each record. Raises RetryableError, FencedError."""
         foreign = [record.topic for record in records if not record.topic.startswith(self.settings.prefix)]
         if foreign:
             raise ValueError(f"a replay into {self.settings.prefix} never writes to {foreign[0]}")
         try:
-            kept = await self.claims.check_in_all(records)
+            kept = await self.claims.store_all(records)
             return await Transaction(self.producer, DEADLINE_SECONDS).run(kept, None, "") if kept else []
         except TransactionFailedError as error:
             raise RetryableError(f"the replay broke off: {error}; start it again into another prefix") from error
 
-    def record(self, topic: Topic, partition: int, key: bytes, value: bytes, headers: Headers = ()) -> Outgoing:
-        return Outgoing(topic.full_name(self.settings.prefix), partition, key, value, headers)
+    def record(self, topic: Topic, partition: int, key: bytes, value: bytes, headers: Headers = ()) -> ProducerRecord:
+        return ProducerRecord(topic.full_name(self.settings.prefix), partition, key, value, headers)
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ async def open_writer(settings: KafkaSettings) -> AsyncIterator[Writer]:
     producer = KafkaClients(settings).producer(f"{settings.prefix}replay")
     await producer.start()
     try:
-        yield Writer(settings, producer, Claims.of(settings))
+        yield Writer(settings, producer, ClaimCheck.of(settings))
     finally:
         await stop_producer(producer)
 
@@ -65,7 +65,7 @@ async def open_writer(settings: KafkaSettings) -> AsyncIterator[Writer]:
 class Driver:
     """One task of a stage: fed by hand, its outputs, changelog and position written as the engine would."""
 
-    stage: Stage[Any]
+    stage: Processor[Any]
     number: int
     settings: ServiceSettings
     writer: Writer
@@ -74,8 +74,8 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._identity = task_identity(self.stage, self.number, self.settings)
-        self._fold: Fold[Any] = Fold(self.stage, self._identity, self.settings)
-        self._work = Work()
+        self._fold: BatchProcessor[Any] = BatchProcessor(self.stage, self._identity, self.settings)
+        self._work = TransactionBatch()
 
     async def feed(self, record: InputRecord) -> None:
         slot = f"{record.topic.name}/{record.partition}"
@@ -85,21 +85,21 @@ class Driver:
             await self.flush()
         await asyncio.sleep(0)  # what is fetched beside this has its turn
 
-    async def tick(self, now: float) -> list[tuple[Outgoing, int]]:
+    async def punctuate(self, now: float) -> list[tuple[ProducerRecord, int]]:
         """Let the stage look at the time; returns what it sent, with offsets."""
         await self.flush()
-        view = TaskView(now, self.number, dict(self.positions), caught_up=True, keeps_up=True)
-        self._fold.tick(self._work, view)
+        view = TaskContext(now, self.number, dict(self.positions), caught_up=True, keeps_up=True)
+        self._fold.punctuate(self._work, view)
         return await self.flush()
 
-    async def flush(self) -> list[tuple[Outgoing, int]]:
+    async def flush(self) -> list[tuple[ProducerRecord, int]]:
         """Commit what was done since the last time."""
-        work, self._work = self._work, Work()
+        work, self._work = self._work, TransactionBatch()
         if not (work.records or work.inputs):
             return []
         position = Position(dict(self.positions), self._fold.budget.level)
         changelog = self._identity.changelog
-        last = Outgoing(changelog.topic, changelog.partition, POSITION.encode(), position.encode())
+        last = ProducerRecord(changelog.topic, changelog.partition, POSITION.encode(), position.encode())
         offsets = await self.writer.write([*work.records, last])
         self._fold.settle(position.dead_letter_level, committed=True)
         return list(zip(work.records, offsets, strict=False))

@@ -11,7 +11,7 @@ from rollmill.codec import MAX_BYTES, Headers, decode
 from rollmill.errors import FatalError, PoisonRecordError
 from rollmill.runtime.claim_check.blob_store import BlobStore
 from rollmill.runtime.claim_check.reference import BlobReference, is_reference
-from rollmill.runtime.kafka.transaction import Outgoing
+from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.settings import KafkaSettings
 from rollmill.topics import CLAIM_CHECKED, Topic
 
@@ -21,7 +21,7 @@ AT_ONCE = 4
 """Blobs written side by side."""
 
 
-class Claims:
+class ClaimCheck:
     """Of one prefix. ``store`` None: every value stays in its record, and a reference cannot be read."""
 
     def __init__(self, settings: KafkaSettings, store: BlobStore | None) -> None:
@@ -35,10 +35,10 @@ class Claims:
         return cls(settings, BlobStore(url, settings.prefix) if url else None)
 
     def largest(self, topic: Topic) -> int:
-        """Most bytes of a value for ``topic`` (RULES C1)."""
+        """Most bytes of a value for ``topic`` (rule C1)."""
         return largest_value(topic, self._settings)
 
-    async def check_in(self, topic: Topic, value: bytes) -> bytes:
+    async def store(self, topic: Topic, value: bytes) -> bytes:
         """The value, or above the threshold a reference to it; its blob is durable then.
 
         Raises StorageUnreachableError.
@@ -47,12 +47,12 @@ class Claims:
             return value
         return await self._put(self._store, value, topic.format)
 
-    async def check_in_all(self, records: Sequence[Outgoing]) -> list[Outgoing]:
+    async def store_all(self, records: Sequence[ProducerRecord]) -> list[ProducerRecord]:
         """The same for records that are ready to be sent. Raises StorageUnreachableError."""
         places = asyncio.Semaphore(AT_ONCE)
         return list(await asyncio.gather(*(self._checked(record, places) for record in records)))
 
-    async def redeem(self, value: bytes | None) -> bytes | None:
+    async def resolve(self, value: bytes | None) -> bytes | None:
         """The value that a reference stands for; anything else is returned as it is.
 
         Raises PoisonRecordError ``missing_blob``, ``corrupt_blob``, ``no_blob_store``, ``too_large`` or ``malformed``,
@@ -70,17 +70,17 @@ class Claims:
         return await self._get(self._store, reference)
 
     async def read(self, topic: Topic, value: bytes | None, headers: Headers) -> Any:
-        """The decoded value of a record of ``topic``, wherever it was kept. Raises as `decode` and `redeem` do."""
-        return decode(topic.model, await self.redeem(value), headers)
+        """The decoded value of a record of ``topic``, wherever it was kept. Raises as `decode` and `resolve` do."""
+        return decode(topic.model, await self.resolve(value), headers)
 
-    async def redeem_all(self, values: Mapping[K, bytes]) -> dict[K, bytes]:
+    async def resolve_all(self, values: Mapping[K, bytes]) -> dict[K, bytes]:
         """The same for a task's state. A state without its bytes cannot be gone on with: raises FatalError."""
         try:
-            return {key: await self.redeem(value) or value for key, value in values.items()}
+            return {key: await self.resolve(value) or value for key, value in values.items()}
         except PoisonRecordError as error:
             raise FatalError(f"a part of the state cannot be read from the object storage: {error}") from error
 
-    async def _checked(self, record: Outgoing, places: asyncio.Semaphore) -> Outgoing:
+    async def _checked(self, record: ProducerRecord, places: asyncio.Semaphore) -> ProducerRecord:
         content_type, value = self._formats.get(record.topic), record.value
         if (
             self._store is None
@@ -111,5 +111,5 @@ class Claims:
 
 
 def largest_value(topic: Topic, settings: KafkaSettings) -> int:
-    """Most bytes of a value for ``topic`` (RULES C1): of the record, or of the blob where there is a storage."""
+    """Most bytes of a value for ``topic`` (rule C1): of the record, or of the blob where there is a storage."""
     return MAX_BYTES if settings.claim_check_url and topic in CLAIM_CHECKED else topic.max_bytes

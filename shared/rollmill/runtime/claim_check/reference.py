@@ -15,7 +15,7 @@ MOST_BYTES = 512
 
 
 class BlobReference(BaseModel):
-    """The content's own digest is its name: equal values give equal records and one blob (RULES E3)."""
+    """The content's own digest is its name: equal values give equal records and one blob (rule E3)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

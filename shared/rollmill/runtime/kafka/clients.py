@@ -62,7 +62,7 @@ class KafkaClients:
     def consumer(self, *, group_id: str | None = None, reset: str = "none") -> AIOKafkaConsumer:
         """Reads committed records only, commits nothing by itself, assigned or subscribed by the caller.
 
-        ``reset``: ``none`` raises where the position is outside the log (RULES C3), ``earliest`` reads all of it.
+        ``reset``: ``none`` raises where the position is outside the log (rule C3), ``earliest`` reads all of it.
         """
         return AIOKafkaConsumer(
             **self._common(),
@@ -93,7 +93,7 @@ class KafkaClients:
 
 
 async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
-    """Bounded (RULES T5): a consumer that gets no answer to its good-bye is left."""
+    """Bounded (rule T5): a consumer that gets no answer to its good-bye is left."""
     try:
         async with asyncio.timeout(STOP_SECONDS):
             await without_strays(consumer.stop())

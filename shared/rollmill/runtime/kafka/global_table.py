@@ -31,7 +31,7 @@ Refuse = Callable[[str, PoisonRecordError], None]
 """Takes the key of a record that cannot be read, which is passed over, and why."""
 
 
-class TableReader:
+class GlobalTable:
     """Feeds all records of ``topic`` to ``apply``. ``run`` reads; the other methods say how far it has come.
 
     ``from_end``: only those that come after the start. ``forget``: takes the tombstones in place of ``apply``, where

@@ -1,7 +1,7 @@
 """One Kafka transaction, with what aiokafka leaves to its caller: every send awaited, every await bounded.
 
 aiokafka commits a transaction although a send in it failed, reports a fenced producer in several shapes, and its
-``stop`` can hang (``docs/decisions/0002-transactions-on-apache-kafka.md``; RULES T3 to T5).
+``stop`` can hang (``docs/decisions/0002-transactions-on-apache-kafka.md``; rule T3 to T5).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollmill.runtime.kafka.client_cancellation import without_strays
 STOP_SECONDS = 5.0
 FENCED_CODES = (47, 90)
 MAX_UNACKNOWLEDGED = 64 * 2**20
-"""Bytes in flight of one producer (RULES T6): a step of the batcher is one transaction, and may be larger."""
+"""Bytes in flight of one producer (rule T6): a step of the batcher is one transaction, and may be larger."""
 REFUSED_CODES = (2, 10, 18, 32, 44, 87)
 """Corrupt, too large (a record, a batch), bad timestamp, against a policy, invalid."""
 FORBIDDEN_CODES = (29, 30, 31, 53, 58)
@@ -34,7 +34,7 @@ Offset = int | tuple[int, str]
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class ProducerRecord:
     """One record as it goes to the producer: full topic name, explicit partition."""
 
     topic: str
@@ -71,7 +71,7 @@ class Transaction:
         self._failpoints = failpoints or Failpoints()
 
     async def run(
-        self, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, Offset] | None, group_id: str
+        self, records: Sequence[ProducerRecord], offsets: Mapping[TopicPartition, Offset] | None, group_id: str
     ) -> list[int]:
         """Commit the records and offsets; returns the offset that each record got.
 
@@ -84,7 +84,7 @@ class Transaction:
             raise translate(error) from error
 
     async def _run(
-        self, records: Sequence[Outgoing], offsets: Mapping[TopicPartition, Offset] | None, group_id: str
+        self, records: Sequence[ProducerRecord], offsets: Mapping[TopicPartition, Offset] | None, group_id: str
     ) -> list[int]:
         await self._producer.begin_transaction()
         self._failpoints.reach(Failpoint.TRANSACTION_BEFORE_SENDS)
@@ -97,7 +97,7 @@ class Transaction:
         self._failpoints.reach(Failpoint.TRANSACTION_AFTER_COMMIT)
         return written
 
-    async def _send(self, records: Sequence[Outgoing]) -> list[int]:
+    async def _send(self, records: Sequence[ProducerRecord]) -> list[int]:
         futures: list[asyncio.Future[Any]] = []
         unacknowledged = 0
         for record in records:
@@ -163,7 +163,7 @@ async def stop_producer(producer: AIOKafkaProducer) -> None:
 async def abandon(producer: AIOKafkaProducer) -> None:
     """Throw a producer away so that it can deliver nothing later: fail what it holds, then stop it, bounded.
 
-    A batch of an idempotent producer never expires and a plain ``stop`` would wait for it (RULES T5).
+    A batch of an idempotent producer never expires and a plain ``stop`` would wait for it (rule T5).
     """
     producer._message_accumulator.fail_all(KafkaError("the producer was abandoned"))  # noqa: SLF001  # no public way
     with suppress(Exception):

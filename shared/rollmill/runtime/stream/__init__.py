@@ -5,6 +5,15 @@ compacted changelog. On a crash: the next owner of the task fences the old one, 
 changelog and goes on at the position that the last committed transaction wrote there.
 """
 
-from rollmill.runtime.stream.processor import NOTHING, Delta, Effects, Emit, InputRecord, Stage, StateView, TaskView
+from rollmill.runtime.stream.processor import (
+    NOTHING,
+    InputRecord,
+    OutputRecord,
+    Outputs,
+    Processor,
+    StateUpdate,
+    StateView,
+    TaskContext,
+)
 
-__all__ = ["NOTHING", "Delta", "Effects", "Emit", "InputRecord", "Stage", "StateView", "TaskView"]
+__all__ = ["NOTHING", "InputRecord", "OutputRecord", "Outputs", "Processor", "StateUpdate", "StateView", "TaskContext"]

@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 
 from rollmill.errors import FatalError, PoisonRecordError
 from rollmill.runtime.claim_check import largest_value
-from rollmill.runtime.kafka.transaction import Outgoing
+from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.stream.dead_letters import DeadLetterBudget, dead_letter
-from rollmill.runtime.stream.processor import Effects, InputRecord, Stage, TaskView
-from rollmill.runtime.stream.producer_records import changelog_outgoing, outgoing
+from rollmill.runtime.stream.processor import InputRecord, Outputs, Processor, TaskContext
+from rollmill.runtime.stream.producer_records import changelog_producer_record, producer_record
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.runtime.stream.task_identity import TaskIdentity
 from rollmill.settings import ServiceSettings
@@ -21,14 +21,14 @@ from rollmill.settings import ServiceSettings
 V = TypeVar("V")
 
 YIELD_SECONDS = 0.010
-"""Longest fold without giving the event loop a turn (RULES C5)."""
+"""Longest fold without giving the event loop a turn (rule C5)."""
 
 
 @dataclass
-class Work:
+class TransactionBatch:
     """What one transaction will hold."""
 
-    records: list[Outgoing] = field(default_factory=list)
+    records: list[ProducerRecord] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
     observed: list[tuple[str, float]] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
@@ -37,27 +37,27 @@ class Work:
     size: int = 0
     """Bytes of the records, counted as they come: it is asked for after each input."""
 
-    def add(self, records: Sequence[Outgoing]) -> None:
+    def add(self, records: Sequence[ProducerRecord]) -> None:
         self.records += records
         self.size += sum(record.size for record in records)
 
-    def measure(self, effects: Effects) -> None:
+    def measure(self, effects: Outputs) -> None:
         for name, amount in effects.counts.items():
             self.counts[name] = self.counts.get(name, 0) + amount
         self.observed += [(name, value) for name, values in effects.observed.items() for value in values]
 
 
-class Fold(Generic[V]):
+class BatchProcessor(Generic[V]):
     """Applies a stage to a task's state. What it did since the last `commit` can be rolled back."""
 
-    def __init__(self, stage: Stage[V], identity: TaskIdentity, settings: ServiceSettings) -> None:
+    def __init__(self, stage: Processor[V], identity: TaskIdentity, settings: ServiceSettings) -> None:
         self._stage, self._identity, self._settings = stage, identity, settings
         self.state = TaskState[V](stage.apply)
         self.budget = self._fresh_budget(0.0)
-        self._condemned: dict[tuple[str, int], str] = {}
+        self._quarantined: dict[tuple[str, int], str] = {}
 
     async def restore(self, live: dict[bytes, bytes]) -> None:
-        """Fold the live changelog records, which are used up; the event loop gets its turns (RULES C5)."""
+        """Fold the live changelog records, which are used up; the event loop gets its turns (rule C5)."""
         self.state = TaskState[V](self._stage.apply)
         now = asyncio.get_running_loop().time
         until = now() + YIELD_SECONDS
@@ -74,11 +74,11 @@ class Fold(Generic[V]):
             self.state.rollback()
         self.budget = self._fresh_budget(level)
 
-    def condemn(self, slot: str, offset: int, error: str) -> None:
+    def quarantine(self, slot: str, offset: int, error: str) -> None:
         """Dead-letter this record when it comes again: alone in a transaction, its outputs were refused."""
-        self._condemned[slot, offset] = error
+        self._quarantined[slot, offset] = error
 
-    def take(self, work: Work, record: InputRecord, slot: str, topic_index: int) -> None:
+    def take(self, work: TransactionBatch, record: InputRecord, slot: str, topic_index: int) -> None:
         """One record's effects into ``work`` and state. Raises FatalError over the dead-letter limit."""
         origin = origin_of(topic_index, record.partition, record.offset)
         poison: PoisonRecordError | None = None
@@ -94,18 +94,18 @@ class Fold(Generic[V]):
         work.positions[slot] = record.offset + 1
         work.inputs[record.topic.name] += 1
 
-    def tick(self, work: Work, view: TaskView) -> None:
+    def punctuate(self, work: TransactionBatch, view: TaskContext) -> None:
         """A tick's effects into ``work`` and state."""
-        effects = self._stage.tick(self.state, view)
-        if any(not delta.replaces for delta in effects.deltas):
+        effects = self._stage.punctuate(self.state, view)
+        if any(not delta.replaces for delta in effects.updates):
             raise FatalError(f"{self._stage.name}: a tick has no input offset, so its deltas must replace")
         try:
             self._add(work, effects, self._encoded(effects), "tick")
         except PoisonRecordError as error:
             raise FatalError(f"{self._stage.name}: a tick made an output that cannot be sent: {error}") from error
 
-    def _effects(self, record: InputRecord, slot: str) -> Effects:
-        refused = self._condemned.pop((slot, record.offset), None)
+    def _effects(self, record: InputRecord, slot: str) -> Outputs:
+        refused = self._quarantined.pop((slot, record.offset), None)
         if refused is not None:
             raise PoisonRecordError("outputs_refused", refused)
         try:
@@ -115,17 +115,17 @@ class Fold(Generic[V]):
         except Exception as error:  # a bug meets one record: set it aside, the budget stops a bad deploy
             raise PoisonRecordError("stage_error", repr(error)) from error
 
-    def _encoded(self, effects: Effects) -> list[Outgoing]:
-        for delta in effects.deltas:
+    def _encoded(self, effects: Outputs) -> list[ProducerRecord]:
+        for delta in effects.updates:
             if len(delta.payload) > largest_value(self._stage.state_topic, self._settings):
                 raise PoisonRecordError("output_too_large", f"{len(delta.payload)} bytes of state for one record")
-        return [outgoing(emit, self._settings) for emit in effects.emits]
+        return [producer_record(emit, self._settings) for emit in effects.records]
 
-    def _add(self, work: Work, effects: Effects, outputs: Sequence[Outgoing], origin: str) -> None:
+    def _add(self, work: TransactionBatch, effects: Outputs, outputs: Sequence[ProducerRecord], origin: str) -> None:
         changelog = self._identity.changelog
         changes = self.state.stage(effects, origin)
         work.add(outputs)
-        work.add([changelog_outgoing(change, changelog.topic, changelog.partition) for change in changes])
+        work.add([changelog_producer_record(change, changelog.topic, changelog.partition) for change in changes])
         work.measure(effects)
 
     def _fresh_budget(self, level: float) -> DeadLetterBudget:

@@ -1,4 +1,4 @@
-"""Reading a changelog partition: whose it is, where the input stands, which deltas are live (RULES T2, G1)."""
+"""Reading a changelog partition: whose it is, where the input stands, which deltas are live (rules T2, G1)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ META = b"!"
 """No state key begins like this."""
 POLL_MS = 200
 READ_AT_ONCE = 1000
-"""Records between two turns of the event loop: some 10 ms (RULES C5)."""
+"""Records between two turns of the event loop: some 10 ms (rule C5)."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Position:
 
 
 @dataclass
-class Tail:
+class ChangelogScan:
     """What was found in a changelog partition from some offset on."""
 
     owners: list[str] = field(default_factory=list)
@@ -82,9 +82,9 @@ class ChangelogReader:
         async with asyncio.timeout(self._deadline), self._consumer() as consumer:
             return await self._end(consumer)
 
-    async def to_end(self, start: int) -> Tail:
+    async def to_end(self, start: int) -> ChangelogScan:
         """Everything from ``start`` to the last stable offset."""
-        tail = Tail(next_offset=start)
+        tail = ChangelogScan(next_offset=start)
         async with asyncio.timeout(self._deadline) as limit, self._consumer() as consumer:
             consumer.seek(self._partition, start)
             end = await self._end(consumer)
@@ -92,12 +92,12 @@ class ChangelogReader:
                 await self._read(consumer, tail, limit)
         return tail
 
-    async def to_owner(self, start: int | None, owner: str) -> Tail:
+    async def to_owner(self, start: int | None, owner: str) -> ChangelogScan:
         """Everything from ``start`` (None: the beginning) until this owner's own record comes back.
 
         End offsets are not trusted: under read_committed they are the last stable offset.
         """
-        tail = Tail()
+        tail = ChangelogScan()
         async with asyncio.timeout(self._deadline) as limit, self._consumer() as consumer:
             if start is None:
                 await consumer.seek_to_beginning(self._partition)
@@ -107,7 +107,7 @@ class ChangelogReader:
                 await self._read(consumer, tail, limit)
         return tail
 
-    async def _read(self, consumer: AIOKafkaConsumer, tail: Tail, limit: asyncio.Timeout) -> None:
+    async def _read(self, consumer: AIOKafkaConsumer, tail: ChangelogScan, limit: asyncio.Timeout) -> None:
         found = await consumer.getmany(self._partition, timeout_ms=POLL_MS, max_records=READ_AT_ONCE)
         for records in found.values():
             for record in records:

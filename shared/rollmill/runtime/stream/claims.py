@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollmill.errors import PoisonRecordError
-from rollmill.runtime.claim_check import Claims
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.stream.processor import InputRecord
 
 
-class StageClaims(Claims):
-    async def redeemed(self, record: InputRecord) -> InputRecord:
+class TaskClaimCheck(ClaimCheck):
+    async def resolved(self, record: InputRecord) -> InputRecord:
         """The record with the content of its blob, or with the reason why that cannot be had.
 
         The reference stays its value, so that a dead letter holds the record as received. Raises
         StorageUnreachableError.
         """
         try:
-            content = await self.redeem(record.value)
+            content = await self.resolve(record.value)
         except PoisonRecordError as error:
-            return replace(record, redeemed=error)
-        return record if content is record.value else replace(record, redeemed=content)
+            return replace(record, resolved=error)
+        return record if content is record.value else replace(record, resolved=content)

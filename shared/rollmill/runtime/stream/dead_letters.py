@@ -1,4 +1,4 @@
-"""Setting a record aside with its reason and source, and the budget that stops a bad deploy (RULES T6)."""
+"""Setting a record aside with its reason and source, and the budget that stops a bad deploy (rule T6)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from rollmill.codec import DEAD_LETTER, JSON, encode
 from rollmill.errors import FatalError, PoisonRecordError
 from rollmill.models import DeadLetterInfo, Disposition, outcome
-from rollmill.runtime.stream.processor import Effects, Emit, InputRecord
+from rollmill.runtime.stream.processor import InputRecord, OutputRecord, Outputs
 from rollmill.topics import DEAD_LETTERS, OUTCOMES
 
 MAX_ERROR = 2000
 
 
-def dead_letter(record: InputRecord, stage: str, error: PoisonRecordError) -> Effects:
+def dead_letter(record: InputRecord, stage: str, error: PoisonRecordError) -> Outputs:
     """The dead letter of a record: bytes and headers as received, and the outcome of the units it carries."""
     key = record.key.decode("utf-8", "backslashreplace") or f"{record.topic.name}-{record.partition}"
     info = DeadLetterInfo(
@@ -26,17 +26,17 @@ def dead_letter(record: InputRecord, stage: str, error: PoisonRecordError) -> Ef
         key=None if key.encode() == record.key else record.key.hex(),
         units_held=error.units_held,
     )
-    letter = Emit(
+    letter = OutputRecord(
         DEAD_LETTERS,
         key=key,
         value=record.value if record.value is not None else b"",
         headers=(*record.headers, (DEAD_LETTER, encode(info, JSON))),
         partition=record.partition,
     )
-    return Effects(emits=(letter, *_outcomes(record, stage, error)), counts={f"dead_letters_{error.reason}": 1})
+    return Outputs(records=(letter, *_outcomes(record, stage, error)), counts={f"dead_letters_{error.reason}": 1})
 
 
-def _outcomes(record: InputRecord, stage: str, error: PoisonRecordError) -> tuple[Emit, ...]:
+def _outcomes(record: InputRecord, stage: str, error: PoisonRecordError) -> tuple[OutputRecord, ...]:
     manifest = record.manifest
     if manifest is None or not manifest.units or error.units_held:
         return ()
@@ -48,7 +48,7 @@ def _outcomes(record: InputRecord, stage: str, error: PoisonRecordError) -> tupl
         units=manifest.units,
         reason=error.reason,
     )
-    return (Emit(OUTCOMES, manifest.session_id, fate),)
+    return (OutputRecord(OUTCOMES, manifest.session_id, fate),)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a stage is: a pure function "record and state in, records and state out". The engine owns the rest.
 
-A stage never mutates state, never reads a clock and never sends: it returns `Effects`, and the engine applies
+A stage never mutates state, never reads a clock and never sends: it returns `Outputs`, and the engine applies
 and commits them in one Kafka transaction together with the input position.
 """
 
@@ -30,15 +30,15 @@ class InputRecord:
     key: bytes
     value: bytes | None
     headers: Headers = ()
-    redeemed: bytes | PoisonRecordError | None = None
+    resolved: bytes | PoisonRecordError | None = None
     """Where ``value`` is a reference to a blob: what that holds, or why it cannot be had."""
 
     @property
     def content(self) -> bytes | None:
         """The value, wherever it was kept. Raises PoisonRecordError where its blob is missing or corrupt."""
-        if isinstance(self.redeemed, PoisonRecordError):
-            raise self.redeemed
-        return self.value if self.redeemed is None else self.redeemed
+        if isinstance(self.resolved, PoisonRecordError):
+            raise self.resolved
+        return self.value if self.resolved is None else self.resolved
 
     def read(self) -> object:
         """The decoded value by the topic's model. Raises PoisonRecordError."""
@@ -51,7 +51,7 @@ class InputRecord:
 
 
 @dataclass(frozen=True)
-class Emit:
+class OutputRecord:
     """A record to send. Encoded by the topic's format unless ``value`` is bytes already."""
 
     topic: Topic
@@ -63,8 +63,8 @@ class Emit:
 
 
 @dataclass(frozen=True)
-class Delta:
-    """A change of one state key, written to the changelog and folded in by `Stage.apply`.
+class StateUpdate:
+    """A change of one state key, written to the changelog and folded in by `Processor.apply`.
 
     ``replaces``: the new payload stands for all earlier deltas of its key (one changelog record per key).
     """
@@ -78,12 +78,12 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class Effects:
+class Outputs:
     """Everything that one record (or one tick) causes."""
 
-    emits: tuple[Emit, ...] = ()
-    deltas: tuple[Delta, ...] = ()
-    ends: tuple[str, ...] = ()
+    records: tuple[OutputRecord, ...] = ()
+    updates: tuple[StateUpdate, ...] = ()
+    deletes: tuple[str, ...] = ()
     """State keys that end: all their deltas are tombstoned. Ends apply before deltas."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """Increments of the stage's counters, by name (`rollmill.runtime.telemetry.catalogue`); counted once the
@@ -92,10 +92,10 @@ class Effects:
     """The same for its histograms: what was measured."""
 
     def __bool__(self) -> bool:
-        return bool(self.emits or self.deltas or self.ends)
+        return bool(self.records or self.updates or self.deletes)
 
 
-NOTHING = Effects()
+NOTHING = Outputs()
 
 
 class StateView(Generic[V]):
@@ -118,7 +118,7 @@ class StateView(Generic[V]):
 
 
 @dataclass(frozen=True)
-class TaskView:
+class TaskContext:
     """Where a task stands when a stage is asked to tick."""
 
     now: float
@@ -133,15 +133,15 @@ class TaskView:
     """True: everything that was in the log a few seconds ago has been read."""
 
 
-class Stage(ABC, Generic[V]):
-    """One consuming service's logic. Pure: equal state and input give equal effects (RULES E3)."""
+class Processor(ABC, Generic[V]):
+    """One consuming service's logic. Pure: equal state and input give equal effects (rule E3)."""
 
     name: str
     inputs: tuple[Topic, ...]
     state_topic: Topic
 
     @abstractmethod
-    def process(self, state: StateView[V], record: InputRecord) -> Effects:
+    def process(self, state: StateView[V], record: InputRecord) -> Outputs:
         """Effects of one record. Raises PoisonRecordError to dead-letter it; nothing is applied then."""
 
     @abstractmethod
@@ -151,8 +151,8 @@ class Stage(ABC, Generic[V]):
         The same function serves live processing and restore. It must not change ``value``.
         """
 
-    def tick(self, state: StateView[V], view: TaskView) -> Effects:  # noqa: ARG002  # a stage without timers
-        """Effects of time passing. Timers only append records to the task's own input (RULES E2)."""
+    def punctuate(self, state: StateView[V], view: TaskContext) -> Outputs:  # noqa: ARG002  # a stage without timers
+        """Effects of time passing. Timers only append records to the task's own input (rule E2)."""
         return NOTHING
 
     def gauges(self, state: StateView[V]) -> Mapping[str, float]:  # noqa: ARG002  # a stage that shows nothing

@@ -1,4 +1,4 @@
-"""Effects turned into records that are ready to send, sizes checked before anything is applied (RULES T6)."""
+"""Effects turned into records that are ready to send, sizes checked before anything is applied (rule T6)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, SAFETENSORS, Headers, en
 from rollmill.errors import PoisonRecordError
 from rollmill.models import Record
 from rollmill.runtime.claim_check import largest_value
-from rollmill.runtime.kafka.transaction import Outgoing
-from rollmill.runtime.stream.processor import Emit
+from rollmill.runtime.kafka.transaction import ProducerRecord
+from rollmill.runtime.stream.processor import OutputRecord
 from rollmill.runtime.stream.state import ChangelogRecord
 from rollmill.settings import KafkaSettings
 from rollmill.topics import Topic, partition_of
@@ -15,7 +15,7 @@ from rollmill.topics import Topic, partition_of
 WIRE_FORMATS = (JSON, MSGPACK, SAFETENSORS)
 
 
-def outgoing(emit: Emit, settings: KafkaSettings) -> Outgoing:
+def producer_record(emit: OutputRecord, settings: KafkaSettings) -> ProducerRecord:
     """Encode and place one emitted record. Raises PoisonRecordError ``output_too_large``."""
     key = emit.key.encode()
     value = encode_value(emit.topic, emit.value)
@@ -30,7 +30,7 @@ def outgoing(emit: Emit, settings: KafkaSettings) -> Outgoing:
     partition = emit.partition
     if partition is None:
         partition = partition_of(key, emit.topic.partitions(settings))
-    return Outgoing(emit.topic.full_name(settings.prefix), partition, key, value, headers)
+    return ProducerRecord(emit.topic.full_name(settings.prefix), partition, key, value, headers)
 
 
 def encode_value(topic: Topic, value: Record | bytes | None) -> bytes | None:
@@ -40,6 +40,6 @@ def encode_value(topic: Topic, value: Record | bytes | None) -> bytes | None:
     return encode(value, topic.format)
 
 
-def changelog_outgoing(change: ChangelogRecord, topic: str, partition: int) -> Outgoing:
+def changelog_producer_record(change: ChangelogRecord, topic: str, partition: int) -> ProducerRecord:
     headers: Headers = () if change.manifest is None else (manifest_header(change.manifest),)
-    return Outgoing(topic, partition, change.key.encode(), change.payload, headers)
+    return ProducerRecord(topic, partition, change.key.encode(), change.payload, headers)

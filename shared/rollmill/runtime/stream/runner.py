@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollmill.runtime.kafka.client_cancellation import without_strays
-from rollmill.runtime.stream.processor import Stage
+from rollmill.runtime.stream.processor import Processor
 from rollmill.runtime.stream.task import Task, TaskTools
 from rollmill.runtime.stream.task_identity import own_tasks
 
 
-async def run_stages(stages: Iterable[Stage[Any]], tools: TaskTools, stop: asyncio.Event) -> None:
-    """Run every task of ``stages`` that is this process's (RULES T1), until ``stop``.
+async def run_stages(stages: Iterable[Processor[Any]], tools: TaskTools, stop: asyncio.Event) -> None:
+    """Run every task of ``stages`` that is this process's (rule T1), until ``stop``.
 
     Raises the FencedError or FatalError of the first task that cannot go on; the others drain first.
     """

@@ -1,4 +1,4 @@
-"""A task's state: folded values, the changelog keys behind them, and undo to the last commit (RULES G1)."""
+"""A task's state: folded values, the changelog keys behind them, and undo to the last commit (rule G1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Generic, TypeVar
 
 from rollmill.models import Manifest
-from rollmill.runtime.stream.processor import Effects, StateView
+from rollmill.runtime.stream.processor import Outputs, StateView
 
 V = TypeVar("V")
 
@@ -59,12 +59,12 @@ class TaskState(StateView[V], Generic[V]):
         self._deltas: dict[str, tuple[str, ...]] = {}
         self._undo: dict[str, tuple[V | None, tuple[str, ...]]] = {}
 
-    def stage(self, effects: Effects, origin: str) -> list[ChangelogRecord]:
+    def stage(self, effects: Outputs, origin: str) -> list[ChangelogRecord]:
         """Apply ends, then deltas, and return what the changelog must hold for them."""
         records: list[ChangelogRecord] = []
-        for key in effects.ends:
+        for key in effects.deletes:
             records += self._end(key)
-        for index, delta in enumerate(effects.deltas):
+        for index, delta in enumerate(effects.updates):
             name = f"{delta.key}/{REPLACING}" if delta.replaces else delta_key(delta.key, origin, index)
             if delta.replaces:
                 records += self._forget_others(delta.key, name)

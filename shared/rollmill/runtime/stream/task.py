@@ -19,18 +19,18 @@ from rollmill.errors import FatalError, FencedError
 from rollmill.runtime.failpoints import Failpoint, Failpoints
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.transaction import (
-    Outgoing,
+    ProducerRecord,
     Transaction,
     TransactionFailedError,
     abandon,
     refuse_forbidden,
     stop_producer,
 )
-from rollmill.runtime.stream.batch_processor import YIELD_SECONDS, Fold, Work
-from rollmill.runtime.stream.changelog import OWNER, POSITION, ChangelogReader, Position, Tail
-from rollmill.runtime.stream.claims import StageClaims
-from rollmill.runtime.stream.processor import Stage, TaskView
-from rollmill.runtime.stream.task_consumer import Intake
+from rollmill.runtime.stream.batch_processor import YIELD_SECONDS, BatchProcessor, TransactionBatch
+from rollmill.runtime.stream.changelog import OWNER, POSITION, ChangelogReader, ChangelogScan, Position
+from rollmill.runtime.stream.claims import TaskClaimCheck
+from rollmill.runtime.stream.processor import Processor, TaskContext
+from rollmill.runtime.stream.task_consumer import TaskConsumer
 from rollmill.runtime.stream.task_identity import TaskIdentity
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.health import Health
@@ -64,21 +64,21 @@ class TaskTools:
 class Task(Generic[V]):
     """Runs one task until it is told to stop, fenced, or beyond help."""
 
-    def __init__(self, stage: Stage[V], identity: TaskIdentity, tools: TaskTools) -> None:
+    def __init__(self, stage: Processor[V], identity: TaskIdentity, tools: TaskTools) -> None:
         self.stage, self.identity, self._tools = stage, identity, tools
         self.part = f"{identity.stage}.{identity.number}"
-        self.fold = Fold(stage, identity, tools.settings)
+        self.fold = BatchProcessor(stage, identity, tools.settings)
         self._owner, self._claims = uuid.uuid4().hex, 0
         self._log = log.bind(task=self.part)
         self._producer: AIOKafkaProducer | None = None
-        self._intake: Intake | None = None
+        self._intake: TaskConsumer | None = None
         self._committed: Position | None = None
         self._attempted: Position | None = None
         self._changelog = ChangelogReader(tools.clients, identity.changelog, tools.settings.deadline_seconds)
         self._changelog_next: int | None = None
         """Changelog offset from which on nothing is known; claims of others behind it fence this process."""
         self._restored = False
-        self._blobs = StageClaims.of(tools.settings)
+        self._blobs = TaskClaimCheck.of(tools.settings)
         self._next_tick = self._next_gauges = 0.0
         self._failures = 0
         """Since the last commit."""
@@ -107,7 +107,7 @@ class Task(Generic[V]):
     # ---- owning --------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Fence, claim, restore, seek (RULES T2)."""
+        """Fence, claim, restore, seek (rule T2)."""
         began = time.monotonic()
         await self._refuse_if_superseded()
         self._producer = self._tools.clients.producer(self.identity.transactional_id)
@@ -118,30 +118,30 @@ class Task(Generic[V]):
         await self._write([self._meta(OWNER, claim.encode())])
         self._tools.failpoints.reach(Failpoint.RESTORE_CLAIMED)
         tail = await self._changelog.to_owner(self._changelog_next if self._restored else None, claim)
-        tail.live = await self._blobs.redeem_all(tail.live)
+        tail.live = await self._blobs.resolve_all(tail.live)
         self._tools.failpoints.reach(Failpoint.RESTORE_READ)
-        await self._settle(tail)
+        await self._restore_or_rollback(tail)
         await self._seek()
         self._tools.metrics.observe("restore_seconds", time.monotonic() - began)
         self._log.info("task ready", state_keys=len(self.fold.state), offsets=self._position().offsets)
         self._tools.health.ready(self.part)
 
     async def _refuse_if_superseded(self) -> None:
-        """A producer is re-created only while nobody has claimed the task after this process (RULES T4)."""
+        """A producer is re-created only while nobody has claimed the task after this process (rule T4)."""
         if self._changelog_next is None:
             self._changelog_next = await self._changelog.end()
         else:
             self._refuse_claims(await self._changelog.to_end(self._changelog_next))
 
-    def _refuse_claims(self, tail: Tail) -> None:
+    def _refuse_claims(self, tail: ChangelogScan) -> None:
         if any(not owner.startswith(self._owner) for owner in tail.owners):
             raise FencedError(f"task {self.part} is owned by another process now")
 
-    async def _settle(self, tail: Tail) -> None:
+    async def _restore_or_rollback(self, tail: ChangelogScan) -> None:
         """Restore at the first start; later find out whether the transaction in doubt was committed."""
         if self._restored:
             self._refuse_claims(tail)
-            self._find_out(tail.position)
+            self._resolve_in_doubt(tail.position)
         else:
             await self.fold.restore(tail.live)
             self._committed, self._restored = tail.position, True
@@ -149,13 +149,13 @@ class Task(Generic[V]):
         self._attempted = None
         self._changelog_next = tail.next_offset
 
-    def _find_out(self, position: Position | None) -> None:
+    def _resolve_in_doubt(self, position: Position | None) -> None:
         if position is not None and position != self._attempted:
             raise FatalError(f"{self.part}: the changelog holds a position that this process never wrote")
         self._committed = position or self._committed
 
     async def _seek(self) -> None:
-        self._intake = intake = Intake(self.identity, self._tools.clients, self._tools.settings)
+        self._intake = intake = TaskConsumer(self.identity, self._tools.clients, self._tools.settings)
         try:
             async with asyncio.timeout(2 * self._tools.settings.deadline_seconds):
                 offsets = await intake.open(self._committed.offsets if self._committed else None)
@@ -204,14 +204,14 @@ class Task(Generic[V]):
                 await asyncio.wait_for(stop.wait(), settings.linger_ms / 1000)
 
     async def _process(self, batch: Sequence[ConsumerRecord]) -> None:
-        intake, work, now = self._opened(), Work(), asyncio.get_running_loop().time
+        intake, work, now = self._opened(), TransactionBatch(), asyncio.get_running_loop().time
         began = now()
         for raw in batch:
-            record = await self._blobs.redeemed(intake.record(raw))
+            record = await self._blobs.resolved(intake.record(raw))
             self.fold.take(work, record, intake.slot(raw), intake.topic_index(record))
             if work.size > MAX_TRANSACTION:
                 await self._commit(work, batch)
-                work = Work()
+                work = TransactionBatch()
             if now() - began > YIELD_SECONDS:
                 await asyncio.sleep(0)
                 began = now()
@@ -219,13 +219,13 @@ class Task(Generic[V]):
         await self._commit(work, batch)
 
     async def _tick(self) -> None:
-        work = Work()
-        self.fold.tick(work, self.view())
+        work = TransactionBatch()
+        self.fold.punctuate(work, self.view())
         if work.records:
             await self._commit(work, ())
 
-    def view(self) -> TaskView:
-        return TaskView(
+    def view(self) -> TaskContext:
+        return TaskContext(
             now=self._tools.clock.now(),
             partition=self.identity.number,
             positions=self._position().offsets,
@@ -233,8 +233,8 @@ class Task(Generic[V]):
             keeps_up=self._opened().keeps_up,
         )
 
-    async def _commit(self, work: Work, batch: Sequence[ConsumerRecord]) -> None:
-        """One transaction: outputs, changelog, position and offsets (RULES T3)."""
+    async def _commit(self, work: TransactionBatch, batch: Sequence[ConsumerRecord]) -> None:
+        """One transaction: outputs, changelog, position and offsets (rule T3)."""
         offsets = self._position().offsets | work.positions
         self._attempted = position = Position(offsets, self.fold.budget.level)
         began = time.monotonic()
@@ -258,26 +258,28 @@ class Task(Generic[V]):
             return
         self._refusals += 1
         if self._isolated and len(batch) == 1:
-            self.fold.condemn(self._opened().slot(batch[0]), batch[0].offset, str(error))
+            self.fold.quarantine(self._opened().slot(batch[0]), batch[0].offset, str(error))
         elif self._refusals >= REFUSALS_BEFORE_ISOLATION:
             self._isolated = len(batch)
             if not batch:
                 raise FatalError(f"{self.part}: the broker refuses what a timer or cut sends: {error}") from error
 
-    async def _write(self, records: Sequence[Outgoing], offsets: dict[TopicPartition, int] | None = None) -> list[int]:
+    async def _write(
+        self, records: Sequence[ProducerRecord], offsets: dict[TopicPartition, int] | None = None
+    ) -> list[int]:
         assert self._producer is not None  # noqa: S101  # opened before anything is written
         transaction = Transaction(self._producer, self._tools.settings.deadline_seconds, self._tools.failpoints)
-        return await transaction.run(await self._blobs.check_in_all(records), offsets, self.identity.group_id)
+        return await transaction.run(await self._blobs.store_all(records), offsets, self.identity.group_id)
 
     # ---- small things --------------------------------------------------------------------------------------------
 
     def _level(self) -> float:
         return self._committed.dead_letter_level if self._committed else 0.0
 
-    def _meta(self, key: str, value: bytes) -> Outgoing:
-        return Outgoing(self.identity.changelog.topic, self.identity.changelog.partition, key.encode(), value)
+    def _meta(self, key: str, value: bytes) -> ProducerRecord:
+        return ProducerRecord(self.identity.changelog.topic, self.identity.changelog.partition, key.encode(), value)
 
-    def _opened(self) -> Intake:
+    def _opened(self) -> TaskConsumer:
         assert self._intake is not None  # noqa: S101  # serving starts after opening
         return self._intake
 
@@ -285,7 +287,7 @@ class Task(Generic[V]):
         assert self._committed is not None  # noqa: S101  # set by opening
         return self._committed
 
-    def _count(self, work: Work) -> None:
+    def _count(self, work: TransactionBatch) -> None:
         metrics = self._tools.metrics
         metrics.count("transactions")
         for topic, records in work.inputs.items():
@@ -296,7 +298,7 @@ class Task(Generic[V]):
         for name, value in work.observed:
             metrics.observe(name, value)
 
-    def _report(self, intake: Intake) -> None:
+    def _report(self, intake: TaskConsumer) -> None:
         for slot, lag in intake.lag().items():
             topic, _, partition = slot.rpartition("/")
             self._tools.metrics.gauge("lag_records", lag, topic=topic, partition=partition)

@@ -19,7 +19,7 @@ from rollmill.settings import ServiceSettings
 KEEP_UP_SECONDS = 5.0
 
 
-class Intake:
+class TaskConsumer:
     """Opened at a position, polled for bounded batches, closed; a failed one is thrown away, not mended."""
 
     def __init__(self, identity: TaskIdentity, clients: KafkaClients, settings: ServiceSettings) -> None:
@@ -37,7 +37,7 @@ class Intake:
     async def open(self, offsets: Mapping[str, int] | None) -> dict[str, int]:
         """Seek to ``offsets`` by slot (None: the start of the log) and return where each partition stands.
 
-        Raises FatalError where the log starts later, or where the group offset says something else (RULES T2, C3).
+        Raises FatalError where the log starts later, or where the group offset says something else (rules T2, C3).
         """
         consumer, partitions = self._consumer, list(self._topics)
         await consumer.start()

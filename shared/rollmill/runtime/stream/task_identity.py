@@ -1,4 +1,4 @@
-"""Which tasks there are and what each is called (RULES T1)."""
+"""Which tasks there are and what each is called (rule T1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
-from rollmill.runtime.stream.processor import Stage
+from rollmill.runtime.stream.processor import Processor
 from rollmill.settings import KafkaSettings, ServiceSettings
 from rollmill.topics import Partitioning, Topic
 
@@ -37,7 +37,7 @@ class TaskIdentity:
         return f"{partition.topic.removeprefix(self.prefix)}/{partition.partition}"
 
 
-def task_identity(stage: Stage[Any], number: int, settings: KafkaSettings) -> TaskIdentity:
+def task_identity(stage: Processor[Any], number: int, settings: KafkaSettings) -> TaskIdentity:
     single = stage.state_topic.partitioning is Partitioning.SINGLE
     inputs = tuple(
         (topic, TopicPartition(topic.full_name(settings.prefix), partition))
@@ -48,7 +48,7 @@ def task_identity(stage: Stage[Any], number: int, settings: KafkaSettings) -> Ta
     return TaskIdentity(stage.name, number, settings.prefix, inputs, changelog)
 
 
-def own_tasks(stage: Stage[Any], settings: ServiceSettings) -> Sequence[TaskIdentity]:
+def own_tasks(stage: Processor[Any], settings: ServiceSettings) -> Sequence[TaskIdentity]:
     """The tasks of this process: p mod n = k."""
     count = stage.state_topic.partitions(settings)
     return [

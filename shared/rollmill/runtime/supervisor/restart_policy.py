@@ -1,4 +1,4 @@
-"""What an exit code means for whoever keeps a process running (RULES T4). Pure."""
+"""What an exit code means for whoever keeps a process running (rule T4). Pure."""
 
 from __future__ import annotations
 

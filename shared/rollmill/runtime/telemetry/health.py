@@ -1,4 +1,4 @@
-"""/live, /ready and /metrics from a thread of their own, so that a busy event loop still answers (RULES C5)."""
+"""/live, /ready and /metrics from a thread of their own, so that a busy event loop still answers (rule C5)."""
 
 from __future__ import annotations
 

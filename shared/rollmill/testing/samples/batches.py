@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from rollmill.models import BatchHeader, Denominators, GroupRow, PolicyVersion, TraceRow, Unit
+from rollmill.models import BatchHeader, Denominators, GroupRow, PolicyVersion, TokenRange, TraceRow
 
 CONTEXT = (-1, -1)
 
@@ -38,8 +38,8 @@ class SampleTrace:
         return len(self.prompt) + len(self.reply)
 
     @property
-    def units(self) -> tuple[Unit, ...]:
-        return (Unit(f"call-{self.session_id}", 0, 0, len(self.reply), self.version),)
+    def units(self) -> tuple[TokenRange, ...]:
+        return (TokenRange(f"call-{self.session_id}", 0, 0, len(self.reply), self.version),)
 
 
 def step_values(step: int, ranks: Steps, **header: Any) -> list[list[bytes]]:

@@ -1,4 +1,4 @@
-"""How a step is divided into mini-batches: a function of its table, so every rank comes to the same (RULES A13)."""
+"""How a step is divided into mini-batches: a function of its table, so every rank comes to the same (rule A13)."""
 
 from __future__ import annotations
 

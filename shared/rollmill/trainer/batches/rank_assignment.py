@@ -1,4 +1,4 @@
-"""Which partitions of ``batches`` a rank reads: steps cut for w ranks, read by m (RULES R4)."""
+"""Which partitions of ``batches`` a rank reads: steps cut for w ranks, read by m (rule R4)."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from aiokafka.errors import KafkaError
 
 from rollmill.errors import ConfigurationError, FatalError
-from rollmill.models import EndOfStream, Record, Rewound, StepsPlaced
+from rollmill.models import EndOfStream, Record, Rewound, StepsResharded
 from rollmill.runtime.failpoints import Failpoint, Failpoints
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
-from rollmill.runtime.kafka.transaction import Outgoing
+from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import ACKS, BATCHES
@@ -57,7 +57,7 @@ class RankSession:
         self._stop = asyncio.Event()
         self._state: StreamState | None = None
         self._committed: StreamState | None = None
-        self._placed: StepsPlaced | None = None
+        self._placed: StepsResharded | None = None
 
     @property
     def is_open(self) -> bool:
@@ -154,7 +154,7 @@ class RankSession:
             state, committed = self._placed_state(placed, state.epoch), None
         self._placed, self._committed, self._state = placed, committed, state
 
-    def _placed_state(self, placed: StepsPlaced, epoch: int, next_step: int | None = None) -> StreamState:
+    def _placed_state(self, placed: StepsResharded, epoch: int, next_step: int | None = None) -> StreamState:
         """Where the records of the last layout begin. ``next_step``: of a checkpoint, for the advice.
 
         Raises OtherWorldSizeError where it is for ranks that this trainer's do not divide.
@@ -211,7 +211,7 @@ class RankSession:
             await self._commit([self._event(acknowledgement(each, now), each.rank) for each in headers], wanted)
         self._state = wanted
 
-    async def _translated(self, wanted: StreamState, placed: StepsPlaced) -> StreamState:
+    async def _translated(self, wanted: StreamState, placed: StepsResharded) -> StreamState:
         """A checkpoint of void records, in terms of those that are laid out anew. Raises ConfigurationError."""
         begin = self._placed_state(placed, wanted.epoch, wanted.next_step)
         ahead = wanted.next_step - begin.next_step
@@ -238,18 +238,18 @@ class RankSession:
         finally:
             await reader.close()
 
-    async def _commit(self, records: Sequence[Outgoing], state: StreamState) -> None:
+    async def _commit(self, records: Sequence[ProducerRecord], state: StreamState) -> None:
         await self._writer.write(records, offsets_of(state, self._topic))
         self._state = self._committed = state
 
-    def _rewound(self, wanted: StreamState) -> list[Outgoing]:
+    def _rewound(self, wanted: StreamState) -> list[ProducerRecord]:
         now = self._clock.now()
         return [
             self._event(Rewound(run=wanted.run, next_step=wanted.next_step, rank=number, at=now), number)
             for number in self.share.partitions
         ]
 
-    def _event(self, event: Record, rank: int | None = None) -> Outgoing:
+    def _event(self, event: Record, rank: int | None = None) -> ProducerRecord:
         return outgoing(ACKS, str(self.share.rank if rank is None else rank), event, self._settings)
 
     async def _read_from(self, state: StreamState) -> None:

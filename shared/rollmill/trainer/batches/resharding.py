@@ -1,4 +1,4 @@
-"""Steps laid out anew for another number of ranks: which layout is in force, and how to ask for one (RULES R4)."""
+"""Steps laid out anew for another number of ranks: which layout is in force, and how to ask for one (rule R4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from rollmill.codec import decode
 from rollmill.errors import ConfigurationError, PoisonRecordError, RetryableError
-from rollmill.models import StepsPlaced, StepsReturned
+from rollmill.models import StepsResharded, StepsReturned
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
@@ -21,9 +21,9 @@ SIGN = b'"placed"'
 """In every answer of the batcher; most records of ``acks`` are none and need no decoding."""
 
 
-async def read_placement(clients: KafkaClients, settings: KafkaSettings) -> StepsPlaced | None:
+async def read_placement(clients: KafkaClients, settings: KafkaSettings) -> StepsResharded | None:
     """The layout in force; None where no steps were ever returned."""
-    newest: StepsPlaced | None = None
+    newest: StepsResharded | None = None
     async with clients.reading(reset="earliest") as consumer:
         place = _assigned(consumer, settings)
         end = (await consumer.end_offsets([place]))[place]
@@ -35,7 +35,7 @@ async def read_placement(clients: KafkaClients, settings: KafkaSettings) -> Step
 
 async def return_steps(
     settings: KafkaSettings, clock: Clock, world_size: int, next_step: int | None, timeout_seconds: float
-) -> StepsPlaced:
+) -> StepsResharded:
     """Have the batcher lay the steps out anew that are not acknowledged, and wait for its answer.
 
     ``next_step``: from an older step on, such as a checkpoint's. Raises ConfigurationError for more ranks than
@@ -81,18 +81,18 @@ async def _sent(clients: KafkaClients, settings: KafkaSettings, request: StepsRe
     return int(sent.offset)
 
 
-async def _answer(consumer: AIOKafkaConsumer, request: StepsReturned) -> StepsPlaced:
+async def _answer(consumer: AIOKafkaConsumer, request: StepsReturned) -> StepsResharded:
     while True:
         for found in await _answers(consumer):
             if found.request_id == request.request_id:
                 return found
 
 
-async def _answers(consumer: AIOKafkaConsumer) -> list[StepsPlaced]:
+async def _answers(consumer: AIOKafkaConsumer) -> list[StepsResharded]:
     """Those of the next poll."""
     polled = await consumer.getmany(timeout_ms=POLL_MS)
     events = (_decoded(record) for records in polled.values() for record in records if SIGN in (record.value or b""))
-    return [event for event in events if isinstance(event, StepsPlaced)]
+    return [event for event in events if isinstance(event, StepsResharded)]
 
 
 def _decoded(record: ConsumerRecord[bytes, bytes]) -> object:

@@ -1,4 +1,4 @@
-"""The staleness gate at hand-over: the same verdict on every rank, without communication (RULES A3, R2).
+"""The staleness gate at hand-over: the same verdict on every rank, without communication (rules A3, R2).
 
 Every rank's header holds the whole step's table, so each rank clears the same traces and computes the same sums.
 """
@@ -77,7 +77,7 @@ def _is_fresh(header: BatchHeader, row: TraceRow, current: PolicyVersion, forks:
 def denominators(rows: Sequence[TraceRow], loss_weighting: str) -> Denominators:
     """Sums over rows of a table; exact, so their order does not matter.
 
-    With the weighting ``constant`` (Dr. GRPO) the loss is divided by the number of rollouts (RULES A1).
+    With the weighting ``constant`` (Dr. GRPO) the loss is divided by the number of rollouts (rule A1).
     """
     rollouts = len({(row.session_id, row.attempt) for row in rows})
     weighted = math.fsum(row.loss_weight * row.mask_sum for row in rows)

@@ -1,4 +1,4 @@
-"""Where a stream stands: what a trainer's checkpoint keeps, and what is committed with every step (RULES R3)."""
+"""Where a stream stands: what a trainer's checkpoint keeps, and what is committed with every step (rule R3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Returns of tokens, without discount (RULES A5)."""
+"""Returns of tokens, without discount (rule A5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The captures in front of the engines, as a weight update needs them: paused, then resumed (RULES A12)."""
+"""The captures in front of the engines, as a weight update needs them: paused, then resumed (rule A12)."""
 
 from __future__ import annotations
 

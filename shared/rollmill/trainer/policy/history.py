@@ -1,4 +1,4 @@
-"""What the topic ``policies`` says of one policy: its newest version and where its epochs forked (RULES R1, A4)."""
+"""What the topic ``policies`` says of one policy: its newest version and where its epochs forked (rules R1, A4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rollmill.errors import FatalError, PoisonRecordError
 from rollmill.models import PolicyAnnouncement, PolicyVersion
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.kafka.global_table import TableReader
+from rollmill.runtime.kafka.global_table import GlobalTable
 from rollmill.settings import KafkaSettings
 from rollmill.topics import POLICIES
 
@@ -44,7 +44,7 @@ async def read_history(
     """Everything that is announced now. Raises FatalError where the topic cannot be read in time."""
     found: list[PolicyAnnouncement | None] = []
     stop = asyncio.Event()
-    reader = TableReader(clients, settings, POLICIES, lambda _, item: found.append(item), _pass_over)
+    reader = GlobalTable(clients, settings, POLICIES, lambda _, item: found.append(item), _pass_over)
     reading = asyncio.create_task(reader.run(stop))
     caught_up = asyncio.create_task(reader.caught_up())
     try:

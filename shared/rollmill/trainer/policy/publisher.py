@@ -1,4 +1,4 @@
-"""`PolicyPublisher`: the trainer's word that every engine has loaded a version (RULES R1)."""
+"""`PolicyPublisher`: the trainer's word that every engine has loaded a version (rule R1)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class PolicyPublisher:
         """Announce that all engines have loaded new weights. Raises InvalidInputError unless the version is newer.
 
         With ``load``, a function that makes them do so: ``captures`` are paused, it runs, they are resumed with the new
-        version, and it is announced (RULES A12). ``mode``: what becomes of calls in flight (``wait``, for at most
+        version, and it is announced (rule A12). ``mode``: what becomes of calls in flight (``wait``, for at most
         ``wait_seconds``; ``keep``; ``abort_resume``). ``cache_reset``: the engines drop their prefix caches with it.
 
         Where ``load`` fails nobody knows what the engines hold: its error goes through, and captures stay paused until

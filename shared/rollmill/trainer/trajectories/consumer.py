@@ -15,8 +15,8 @@ from aiokafka.errors import KafkaError
 
 from rollmill.codec import decode
 from rollmill.errors import ConfigurationError, FatalError, PoisonRecordError
-from rollmill.models import Outcome, Trajectory
-from rollmill.runtime.claim_check import Claims, StorageUnreachableError
+from rollmill.models import TokenDisposition, Trajectory
+from rollmill.runtime.claim_check import ClaimCheck, StorageUnreachableError
 from rollmill.runtime.kafka.client_cancellation import without_strays
 from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
 from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
@@ -54,7 +54,7 @@ class TrajectorySession:
     def __init__(self, settings: KafkaSettings, partitions: Sequence[int], writer: TransactionalWriter | None) -> None:
         self._settings = settings
         self._clients = KafkaClients(settings)
-        self._claims = Claims.of(settings)
+        self._claims = ClaimCheck.of(settings)
         self._topic = TRAJECTORIES.full_name(settings.prefix)
         self._writer = writer
         self._consumer: AIOKafkaConsumer | None = None
@@ -110,7 +110,7 @@ class TrajectorySession:
         """Whether the record may have had its outcomes before a checkpoint was loaded."""
         return read.at.offset < self.places[read.at.partition].reached
 
-    async def finish(self, records: Iterable[At], outcomes: Iterable[Outcome]) -> None:
+    async def finish(self, records: Iterable[At], outcomes: Iterable[TokenDisposition]) -> None:
         """Outcomes and positions, in one transaction."""
         by_partition: dict[int, list[int]] = {}
         for partition, offset in records:
@@ -199,7 +199,7 @@ class TrajectorySession:
         """The value, wherever it was kept; a storage that is away is asked until it answers."""
         while True:
             try:
-                return await self._claims.redeem(value)
+                return await self._claims.resolve(value)
             except StorageUnreachableError as error:
                 log.warning("trying again in %g s: %s", RETRY_SECONDS, error)
                 await asyncio.sleep(RETRY_SECONDS)

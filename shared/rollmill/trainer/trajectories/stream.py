@@ -1,4 +1,4 @@
-"""`TrajectoryStream`: for trainers that read ``trajectories`` themselves (RULES A9), synchronous outside."""
+"""`TrajectoryStream`: for trainers that read ``trajectories`` themselves (rule A9), synchronous outside."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollmill.errors import ConfigurationError, InvalidInputError
-from rollmill.models import Disposition, Outcome, Purpose, Trace, Trajectory, outcome
+from rollmill.models import Disposition, Purpose, TokenDisposition, Trace, Trajectory, outcome
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings
@@ -36,7 +36,7 @@ class Closing:
     """Records that are done, and the words on them."""
 
     records: Sequence[At] = ()
-    outcomes: Sequence[Outcome] = ()
+    outcomes: Sequence[TokenDisposition] = ()
 
     @classmethod
     def of(cls, parts: Sequence[Self]) -> Self:
@@ -198,8 +198,8 @@ class TrajectoryStream:
             return trajectory.spec.purpose.value
         return None if trajectory.graded else f"ungraded:{trajectory.ungraded_reason or 'unknown'}"
 
-    def _reopened(self, reads: Iterable[Read]) -> Iterator[Outcome]:
-        """Takes back what a lineage that was given up may have said of records that came again (RULES L3)."""
+    def _reopened(self, reads: Iterable[Read]) -> Iterator[TokenDisposition]:
+        """Takes back what a lineage that was given up may have said of records that came again (rule L3)."""
         for read in reads:
             if self._session.may_be_finished(read):
                 for trace in read.trajectory.traces:
@@ -218,7 +218,7 @@ class TrajectoryStream:
     def _close(self, closing: Closing) -> None:
         self._loop.call(self._session.finish(closing.records, closing.outcomes))
 
-    def _finish(self, rollouts: Sequence[Rollout], outcomes: Sequence[Outcome]) -> None:
+    def _finish(self, rollouts: Sequence[Rollout], outcomes: Sequence[TokenDisposition]) -> None:
         if not self._record:
             raise InvalidInputError("this stream reads along (record=False) and writes nothing")
         unknown = [each for each in rollouts if id(each) not in self._handed]
@@ -230,20 +230,20 @@ class TrajectoryStream:
         for each in rollouts:
             self._handed.pop(id(each), None)
 
-    def _trained(self, trajectory: Trajectory) -> Iterator[Outcome]:
+    def _trained(self, trajectory: Trajectory) -> Iterator[TokenDisposition]:
         for trace in trajectory.traces:
             if trace.reward is None:
                 yield from self._outcomes(trajectory, trace, Disposition.EXCLUDED, "trace_not_graded")
             else:
                 yield from self._outcomes(trajectory, trace, Disposition.TRAINED, None)
 
-    def _excluded(self, trajectory: Trajectory, reason: str) -> Iterator[Outcome]:
+    def _excluded(self, trajectory: Trajectory, reason: str) -> Iterator[TokenDisposition]:
         for trace in trajectory.traces:
             yield from self._outcomes(trajectory, trace, Disposition.EXCLUDED, reason)
 
     def _outcomes(
         self, trajectory: Trajectory, trace: Trace, disposition: Disposition, reason: str | None
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[TokenDisposition]:
         units = trace.units()
         if units:
             yield outcome(

@@ -32,7 +32,7 @@ class BrokerConfig(BaseModel):
     transaction_max_timeout_ms: PositiveInt = 120_000
     """The longest that a dead client can hold back read_committed readers."""
     test_mode: bool = False
-    """Clean up within a second instead of minutes, so that tests of timeouts and compaction end (RULES G2)."""
+    """Clean up within a second instead of minutes, so that tests of timeouts and compaction end (rule G2)."""
     quick_start: bool = True
     """Compile with C1 only: starts in two thirds of the time; what a broker does is mostly copying."""
     start_seconds: PositiveFloat = 60.0

@@ -17,7 +17,7 @@ MODULES = "org.apache.kafka.common.security"
 class Listener(BaseModel):
     """A further door for clients: those who come in here are told that the broker lives at ``advertised_port``.
 
-    A proxy may stand there, so that one client's network can fail alone (RULES C6).
+    A proxy may stand there, so that one client's network can fail alone (rule C6).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

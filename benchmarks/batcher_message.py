@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollmill.models import BatchHeader, Denominators, GroupRow, PolicyVersion, Trace, TraceRow, TraceTurn, VersionRun
-from rollmill_batcher.steps.tensors import Line, dump, pack
+from rollmill_batcher.steps.tensors import PackedTrace, dump, pack
 
 TRACES, LONGEST, BUDGET = 256, 32768, 32768
 GROUP = 8
@@ -53,7 +53,7 @@ def _trace(index: int, length: int, draw: np.random.Generator) -> Trace:
 def message(made: Traces) -> bytes:
     """All traces in one record; larger than what Kafka takes, so that a padded batch has all of them."""
     lines = [
-        Line(trace, index, advantage=index % 2 - 0.5, weight=1.0, group=index // GROUP, session=index)
+        PackedTrace(trace, index, advantage=index % 2 - 0.5, weight=1.0, group=index // GROUP, session=index)
         for index, trace in enumerate(made.traces)
     ]
     return dump(_header(made), pack(lines))

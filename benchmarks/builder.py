@@ -29,7 +29,7 @@ from benchmarks.builder_sessions import Size, records
 from benchmarks.provenance import provenance
 from rollmill.codec import JSON, MSGPACK, decode, encode
 from rollmill.models import CompletionRecord, CompletionSession
-from rollmill_builder.merging.closed_session import EndedSession
+from rollmill_builder.merging.closed_session import ClosedSession
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 from rollmill_builder.storage.call_store import CallLog
 
@@ -103,7 +103,7 @@ def field(calls: Sequence[CompletionRecord]) -> list[ListTrace]:
 def ours(calls: Sequence[CompletionRecord]) -> Any:
     """Intake of each call, then the close."""
     log = CallLog.of(calls)
-    return PrefixMergingBuilder().build_calls(EndedSession(CompletionSession(session_id="s"), log))
+    return PrefixMergingBuilder().build_calls(ClosedSession(CompletionSession(session_id="s"), log))
 
 
 def _decoded(calls: list[CompletionRecord]) -> dict[str, float]:

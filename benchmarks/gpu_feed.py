@@ -19,7 +19,7 @@ import torch
 from rollmill.models import PolicyVersion
 from rollmill.testing.samples.recorded_messages import read_messages
 from rollmill.trainer import MicroBatch, Step
-from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.device import on_device
 from rollmill.trainer.layouts.safetensors_reader import read_batch
@@ -48,7 +48,7 @@ def main() -> None:
 
 def step_of(messages: Sequence[bytes]) -> Step:
     records = StepRecords(tuple(map(read_batch, messages)), {0: len(messages)})
-    return Step(records, judge(records.header, PolicyVersion(), {}), lambda _: None)
+    return Step(records, filter_step(records.header, PolicyVersion(), {}), lambda _: None)
 
 
 def feed(messages: Sequence[bytes], device: torch.device, ahead: int) -> int:

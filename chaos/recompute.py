@@ -14,7 +14,7 @@ from rollmill.ops.ledger.log_reader import KafkaRecord, Log
 from rollmill.runtime.stream import InputRecord, Outputs
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.topics import BATCHES, CUTS, Topic
-from rollmill_batcher.groups.config import Rules
+from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held, groups, progress_of
@@ -33,7 +33,7 @@ class Recomputing:
     ``acks`` like all input, says for how many ranks. So it is met on the way.
     """
 
-    rules: Rules
+    rules: BatcherConfig
     waiting: dict[str, list[InputRecord]]
     """Input by ``topic/partition``, in order."""
     found: Bytes = field(default_factory=dict)

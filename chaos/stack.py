@@ -20,7 +20,7 @@ from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka, Listener
 from rollmill.runtime.supervisor import Program, RestartPolicy, Supervisor, kafka_environment
 from rollmill.settings import KafkaSettings
-from rollmill.testing.http.canned_server import replay_server
+from rollmill.testing.http.canned_server import canned_server
 from rollmill.testing.processes import free_port
 
 BUILDERS = ("builder-0", "builder-1")
@@ -122,7 +122,7 @@ async def running_stack(
     )
     chronicle = Chronicle(directory / "chronicle.log")
     async with AsyncExitStack() as ends:
-        engine = await ends.enter_async_context(replay_server(play))
+        engine = await ends.enter_async_context(canned_server(play))
         proxies = doors.proxies()
         for proxy in proxies.values():
             await ends.enter_async_context(proxy)

@@ -18,7 +18,7 @@ from rollmill.models import CompletionRecord, PolicyVersion
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.settings import KafkaSettings
-from rollmill.testing.http.canned_server import ReplayServer, replay_server
+from rollmill.testing.http.canned_server import CannedServer, canned_server
 from rollmill.testing.http.scripted_engine import ScriptedEngine
 from rollmill.testing.processes import ServiceProcess, free_port, service_process
 from rollmill.testing.topic_log import everything, read
@@ -50,7 +50,7 @@ class Replica:
 
 
 @asynccontextmanager
-async def replica(settings: KafkaSettings, engine: ReplayServer, **more: str) -> AsyncIterator[Replica]:
+async def replica(settings: KafkaSettings, engine: CannedServer, **more: str) -> AsyncIterator[Replica]:
     port = free_port()
     environment = {
         "ROLLMILL_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
@@ -81,7 +81,7 @@ async def test_pauses_hold_and_slots_count_at_all_replicas(settings: KafkaSettin
     group = {"group_size": 4, "group_id": "g"}
     async with (
         asyncio.timeout(2 * WAIT),
-        replay_server(ScriptedEngine(("hello",)).answer) as engine,
+        canned_server(ScriptedEngine(("hello",)).answer) as engine,
         replica(settings, engine, ROLLMILL_ADMISSION=limits) as one,
         replica(settings, engine, ROLLMILL_ADMISSION=limits) as two,
     ):
@@ -113,7 +113,7 @@ async def test_pauses_hold_and_slots_count_at_all_replicas(settings: KafkaSettin
 async def test_sessions_that_are_over_are_forgotten_by_all_and_stay_so(settings: KafkaSettings) -> None:
     short = {"ROLLMILL_SESSION_RETENTION_SECONDS": "3", "ROLLMILL_LATE_WINDOW_SECONDS": "1"}
     sessions = [f"s{number}" for number in range(20)]
-    async with asyncio.timeout(2 * WAIT), replay_server(ScriptedEngine(("hello",)).answer) as engine:
+    async with asyncio.timeout(2 * WAIT), canned_server(ScriptedEngine(("hello",)).answer) as engine:
         async with replica(settings, engine, **short) as one, replica(settings, engine, **short) as two:
             for session in (*sessions, "open"):
                 await one.post("/v1/sessions", {"session_id": session}, 201)

@@ -17,11 +17,11 @@ import orjson
 from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionSpec, SessionState
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import Parts, assemble
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.app import CaptureParts, assemble
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.http.server import BACKLOG, serve
 from rollmill_capture.settings import CaptureSettings
@@ -68,7 +68,7 @@ class SlowEngine:
 
 
 @asynccontextmanager
-async def capture(engine: SlowEngine, sink: MemorySink) -> AsyncIterator[int]:
+async def capture(engine: SlowEngine, sink: MemoryEventWriter) -> AsyncIterator[int]:
     """Capture behind a real server, with the client for upstreams that it has in production."""
     settings = CaptureSettings(upstream=engine.url, probe=False)
     table = SessionTable()
@@ -79,11 +79,11 @@ async def capture(engine: SlowEngine, sink: MemorySink) -> AsyncIterator[int]:
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         async with make_client(settings) as client:
             app = assemble(
-                Parts(
+                CaptureParts(
                     settings=settings,
                     sessions=table,
                     position=CaughtUp(),
-                    announced=Announced(),
+                    announced=AnnouncedVersions(),
                     sink=sink,
                     upstream=Upstream(client),
                     clock=ManualClock(),
@@ -97,7 +97,7 @@ async def capture(engine: SlowEngine, sink: MemorySink) -> AsyncIterator[int]:
 
 
 async def test_a_thousand_calls_wait_for_a_slow_and_silent_engine_and_none_fails_or_is_made_twice() -> None:
-    sink = MemorySink()
+    sink = MemoryEventWriter()
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         engine = SlowEngine(listener)
         async with asyncio.timeout(WAIT), capture(engine, sink) as port:

@@ -28,10 +28,10 @@ from rollmill.strategies import (
     evaluator_registry,
 )
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
-from rollmill_evaluator.consumer.concurrent_consumer import Group
+from rollmill_evaluator.consumer.concurrent_consumer import ConcurrentConsumer
 from rollmill_evaluator.consumer.watermark import Mark
 from rollmill_evaluator.consumer.watermark import decode as mark_of
-from rollmill_evaluator.delivery.record_handler import Answering
+from rollmill_evaluator.delivery.record_handler import RecordHandler
 from rollmill_evaluator.grading import Grader
 from rollmill_evaluator.settings import EvaluatorSettings
 from rollmill_evaluator.worker import group_id, work
@@ -99,7 +99,7 @@ def gated(gates: Gates) -> StrategyRegistry[BaseTrajectoryEvaluator]:
 
 @dataclass
 class Member:
-    group: Group
+    group: ConcurrentConsumer
     running: asyncio.Task[None]
     stop: asyncio.Event
     metrics: Metrics
@@ -125,10 +125,10 @@ async def member(settings: EvaluatorSettings, gates: Gates) -> AsyncIterator[Mem
         async def publish(session_id: str, value: bytes) -> None:
             await producer.send_and_wait(topic, value, session_id.encode())
 
-        answering = Answering(
+        answering = RecordHandler(
             Grader(gated(gates), settings.limits, SystemClock()), publish, metrics, PARTITIONS, concurrency=100
         )
-        group = Group(
+        group = ConcurrentConsumer(
             answering.answer,
             topic=BUILT,
             prefix=settings.prefix,

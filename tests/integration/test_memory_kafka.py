@@ -18,7 +18,7 @@ from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.kafka.transaction import abandon
 from rollmill.settings import KafkaSettings
-from rollmill.testing.memory_kafka import Line, MemoryBroker, MemoryKafkaClients
+from rollmill.testing.memory_kafka import MemoryBroker, MemoryKafkaClients, NetworkLink
 from rollmill.topics import Partitioning, Topic
 
 pytestmark = pytest.mark.kafka
@@ -85,7 +85,7 @@ class Place:
 async def place(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterator[Place]:
     settings = KafkaSettings(prefix=topic_prefix, transaction_timeout_ms=10_000)
     words = TopicPartition(TOPIC.full_name(topic_prefix), 0)
-    clients: KafkaClients = MemoryKafkaClients(settings, MemoryBroker({words.topic: NARROW}), Line())
+    clients: KafkaClients = MemoryKafkaClients(settings, MemoryBroker({words.topic: NARROW}), NetworkLink())
     if request.param == "apache":
         kafka: EmbeddedKafka = request.getfixturevalue("kafka_broker")
         settings = settings.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})

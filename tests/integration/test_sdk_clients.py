@@ -27,17 +27,17 @@ from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.testing.http.canned_server import ReplayServer, replay_server
+from rollmill.testing.http.canned_server import CannedServer, canned_server
 from rollmill.testing.http.scripted_engine import ScriptedEngine, decode
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.processes import free_port, service_process
 from rollmill.testing.tables import CaughtUp
 from rollmill.testing.topic_log import everything, read, running
 from rollmill.topics import BUILT, COMPLETIONS
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings
-from rollmill_capture.app import Parts, assemble
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.app import CaptureParts, assemble
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings, Route
@@ -69,8 +69,8 @@ TOOL = ("get_weather", "The temperature now.", SCHEMA)
 @dataclass(frozen=True)
 class Capture:
     url: str
-    sink: MemorySink
-    engine: ReplayServer
+    sink: MemoryEventWriter
+    engine: CannedServer
 
     @property
     def records(self) -> list[CompletionRecord]:
@@ -81,17 +81,17 @@ class Capture:
 async def running_capture(engine: ScriptedEngine, route: Route | None = None) -> AsyncIterator[Capture]:
     """Capture's application on a socket, between the clients and an engine on another."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with asyncio.timeout(WAIT), replay_server(engine.answer) as upstream:
+        async with asyncio.timeout(WAIT), canned_server(engine.answer) as upstream:
             settings = CaptureSettings(upstream=upstream.url, default_route=route or Route())
             async with make_client(settings) as http:
-                sink, stop, sessions = MemorySink(), asyncio.Event(), SessionTable()
+                sink, stop, sessions = MemoryEventWriter(), asyncio.Event(), SessionTable()
                 opened = SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0)
                 sessions.apply(opened)
-                parts = Parts(
+                parts = CaptureParts(
                     settings=settings,
                     sessions=sessions,
                     position=CaughtUp(),
-                    announced=Announced(),
+                    announced=AnnouncedVersions(),
                     sink=sink,
                     upstream=Upstream(http),
                     clock=ManualClock(),
@@ -336,7 +336,7 @@ async def test_all_clients_have_the_same_traces_through_the_process_kafka_and_th
     }
     async with (
         asyncio.timeout(4 * WAIT),
-        replay_server(ScriptedEngine(REPLIES).answer) as engine,
+        canned_server(ScriptedEngine(REPLIES).answer) as engine,
         service_process("rollmill_capture", {**environment, "ROLLMILL_UPSTREAM": engine.url}) as process,
         running(settings, build_builder(settings).stages),
     ):

@@ -14,7 +14,7 @@ import pytest
 
 from rollmill.codec import decode
 from rollmill.models import Disposition, PolicyVersion, Rewound, TokenDisposition, outcome
-from rollmill.ops.ledger import Accounts, Balance
+from rollmill.ops.ledger import Balance, Reconciliation
 from rollmill.ops.ledger.log_reader import Log
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
@@ -113,7 +113,7 @@ def everything(settings: KafkaSettings, topic: Topic) -> list[object]:
 
 
 def balance(settings: KafkaSettings) -> Balance:
-    accounts = Accounts()
+    accounts = Reconciliation()
     for row in (trace for step in range(STEPS) for batch in rollouts(step) for trace in batch):
         accounts.book(
             outcome(Disposition.CAPTURED, stage="test", session_id=row.session_id, attempt=1, units=row.units)

@@ -20,7 +20,7 @@ from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.signing import HEADER, verify
-from rollmill.testing.http.stub_http_server import Asked, Reply, ScriptedService, scripted_service
+from rollmill.testing.http.stub_http_server import Asked, Reply, StubHttpServer, stub_http_server
 from rollmill.testing.processes import free_port
 from rollmill.testing.samples.trajectories import sample_trajectory
 from rollmill.testing.topic_log import produce, read
@@ -80,7 +80,7 @@ async def graded(settings: EvaluatorSettings, *names: str, revision: int = 0) ->
     await produce(settings, TRAJECTORIES, records, headers=PACKED)
 
 
-async def asked(service: ScriptedService, done: int | Callable[[list[Asked]], bool]) -> list[Asked]:
+async def asked(service: StubHttpServer, done: int | Callable[[list[Asked]], bool]) -> list[Asked]:
     return await asyncio.to_thread(service.wait, done, WAIT)
 
 
@@ -93,7 +93,7 @@ def counted(context: ServiceContext, name: str, **labels: str) -> float:
 
 
 async def test_each_result_is_told_signed_and_a_restart_tells_only_what_is_new(settings: EvaluatorSettings) -> None:
-    with scripted_service(lambda _: Reply()) as service:
+    with stub_http_server(lambda _: Reply()) as service:
         await graded(settings, "a", "b")
         async with serving(settings, service.url):
             first = await asked(service, 2)
@@ -117,7 +117,7 @@ async def test_what_fails_is_told_again_what_is_refused_is_not(settings: Evaluat
         left = failures.get(orjson.loads(request.body)["id"], [])
         return Reply(left.pop(0) if left else 200)
 
-    with scripted_service(script) as service:
+    with stub_http_server(script) as service:
         async with serving(settings, service.url) as context:
             await graded(settings, "a", "b", "c")
             requests = await asked(service, 6)
@@ -141,7 +141,7 @@ async def test_a_dead_target_holds_up_no_grading_and_is_told_everything_when_it_
         assert len(await read(tight, EVALUATIONS, 1)) == 1
     assert counted(context, "webhook_failures") > 0
     # Nothing was delivered, so nothing is committed: the next process tells all of it.
-    with scripted_service(lambda _: Reply(), port) as service:
+    with stub_http_server(lambda _: Reply(), port) as service:
         async with serving(tight, service.url):
             requests = await asked(service, 6)
     assert sorted(ids(requests)) == [f"{name}:1:0" for name in names]
@@ -155,7 +155,7 @@ async def test_a_notice_that_nobody_takes_is_given_up_and_the_next_ones_come(set
     def script(request: Asked) -> Reply:
         return Reply(503 if ids([request]) == [f"{bad}:1:0"] else 200)
 
-    with scripted_service(script) as service:
+    with stub_http_server(script) as service:
         await graded(hasty, bad, good)
         async with serving(hasty, service.url) as context:
             requests = await asked(service, lambda found: f"{good}:1:0" in ids(found))

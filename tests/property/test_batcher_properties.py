@@ -14,8 +14,8 @@ from rollmill.models import Cut, PolicyAnnouncement, PolicyVersion, StalenessBas
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, CUTS, OUTCOMES, POLICIES, TRAJECTORIES
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
-from rollmill_batcher.groups.config import Credit, GroupRules, Learning, Rules
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
+from rollmill_batcher.groups.config import BatcherConfig, Credit, GroupRules, Learning
 from rollmill_batcher.groups.staleness import Staleness, StalenessAction
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
@@ -38,8 +38,8 @@ def rules(
     staleness: Staleness = LIMIT,
     order: StepOrder = StepOrder.FIFO,
     credit: Credit = Credit.ROLLOUT,
-) -> Rules:
-    return Rules(
+) -> BatcherConfig:
+    return BatcherConfig(
         run="run",
         policy="policy",
         learning=Learning("grpo", Grpo(), weighting, credit=credit),
@@ -53,7 +53,7 @@ def rules(
     )
 
 
-def run(chosen: Rules, members: Sequence[Trajectory], version: int = 3) -> Task:
+def run(chosen: BatcherConfig, members: Sequence[Trajectory], version: int = 3) -> Task:
     task = MemoryTask(BatcherStage(chosen))
     for number, member in enumerate(members):
         task.feed(TRAJECTORIES, member, partition=number % 4)
@@ -62,7 +62,7 @@ def run(chosen: Rules, members: Sequence[Trajectory], version: int = 3) -> Task:
     return task
 
 
-def batches(task: Task) -> list[WireBatch]:
+def batches(task: Task) -> list[PackedBatch]:
     return [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
 
 
@@ -168,7 +168,7 @@ def test_batches_hold_the_traces_unchanged(members: list[Trajectory], world_size
                 _is_there(batch, slice(start, stop), traces[entry.session_id, entry.trace])
 
 
-def _is_there(batch: WireBatch, place: slice, trace: Trace) -> None:
+def _is_there(batch: PackedBatch, place: slice, trace: Trace) -> None:
     context = len(trace.prompt_ids)
     assert trace.response_logprobs is not None
     assert batch.input_ids[place].tolist() == [*trace.prompt_ids.tolist(), *trace.response_ids.tolist()]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmill_builder.storage.buffer import Buffer
-from rollmill_builder.storage.sequences import Lines
+from rollmill_builder.storage.sequences import SequenceStore
 from rollmill_builder.storage.trie import Trie
 
 MANY = settings(max_examples=300, deadline=None)
@@ -73,7 +73,7 @@ calls = st.lists(st.tuples(st.none() | tokens, st.lists(st.none() | tokens, max_
 @MANY
 @given(calls)
 def test_lines_that_are_shared_are_the_lines_that_were_given(given_calls: list[Any]) -> None:
-    lines, plain = Lines(4), Lines(4)
+    lines, plain = SequenceStore(4), SequenceStore(4)
     for head, tails in given_calls:
         lines.add(None if head is None else lines.share(head), tails)
         plain.add(head, tails)
@@ -82,4 +82,4 @@ def test_lines_that_are_shared_are_the_lines_that_were_given(given_calls: list[A
         assert (None if place is None else lines.trie.read(place)) == head
         found = [None if end is None else lines.trie.read(end, len(head or b"")) for end in lines.tails(number)]
         assert found == tails
-    assert lines.dump() == plain.dump() == Lines.load(4, lines.dump()).dump()
+    assert lines.dump() == plain.dump() == SequenceStore.load(4, lines.dump()).dump()

@@ -32,7 +32,7 @@ from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.settings import ServiceSettings
-from rollmill.testing.memory_kafka import Fault, Line, MemoryBroker, MemoryKafkaClients, ProcessKilledError
+from rollmill.testing.memory_kafka import Fault, MemoryBroker, MemoryKafkaClients, NetworkLink, ProcessKilledError
 from rollmill.testing.memory_kafka.log import Entry, Fate
 from rollmill.testing.virtual_time import VirtualTimeLoop
 from rollmill.topics import DEAD_LETTERS, Partitioning, Topic, changelog
@@ -146,7 +146,7 @@ def folded(entries: Sequence[Entry]) -> Model:
 class Process:
     """One process of the task: `Task.run` on a line of its own."""
 
-    line: Line
+    line: NetworkLink
     task: Task[Offsets]
     stop: asyncio.Event
     job: asyncio.Task[None]
@@ -179,7 +179,7 @@ class Cluster:
         return self.loop.run_until_complete(self._start(seconds, limit))
 
     async def _start(self, seconds: float, limit: int) -> Process:
-        line, stop = Line(seconds), asyncio.Event()
+        line, stop = NetworkLink(seconds), asyncio.Event()
         settings = SETTINGS.model_copy(update={"dead_letter_limit": limit})
         clients = MemoryKafkaClients(settings, self.broker, line)
         tools = TaskTools(settings, clients, SystemClock(), Metrics("teller"), Health())

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.models import Disposition, Manifest, PolicyVersion, TokenRange, outcome
-from rollmill.ops.ledger import Accounts
+from rollmill.ops.ledger import Reconciliation
 
 LENGTH = 12
 FATES = st.sampled_from(["trained", "stale", "aux", "dead", "pending", "lost"])
@@ -29,7 +29,7 @@ def test_the_ledger_agrees_with_counting_token_by_token(fates: list[str], random
         for kind, reason in [DISPOSITIONS[fate]]
     ]
     random.shuffle(words)  # type: ignore[attr-defined]  # hypothesis hands out a random.Random
-    accounts = Accounts()
+    accounts = Reconciliation()
     versions = tuple(
         TokenRange("c", 0, start, start + 4, PolicyVersion(0, start // 4)) for start in range(0, LENGTH, 4)
     )

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from rollmill.models import SessionStatus, Trajectory
-from rollmill_evaluator.test_grading.submission import Answer, fenced_blocks
+from rollmill_evaluator.test_grading.submission import Submission, fenced_blocks
 
 
 def text(output: Any, **answer: Any) -> str | None:
-    return Answer(**answer).text(Trajectory(session_id="s1", status=SessionStatus.COMPLETED, output=output))
+    return Submission(**answer).text(Trajectory(session_id="s1", status=SessionStatus.COMPLETED, output=output))
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,16 @@ from rollmill.models import (
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, OUTCOMES, POLICIES, REFILLS, TRAJECTORIES
-from rollmill.trainer.batches.staleness_filter import judge
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
-from rollmill_batcher.groups.config import GroupRules, Learning, Rules
+from rollmill.trainer.batches.staleness_filter import filter_step
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness, StalenessAction
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
 from rollmill_batcher.steps.packing import Size
 
-BATCHER_RULES = Rules(
+BATCHER_RULES = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -64,7 +64,7 @@ def pair(*replies: Reply, group: str = "g") -> tuple[Trajectory, Trajectory]:
     return first, second
 
 
-def batches(task: Task) -> list[WireBatch]:
+def batches(task: Task) -> list[PackedBatch]:
     return [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
 
 
@@ -186,8 +186,8 @@ def test_the_gate_at_hand_over_judges_by_the_basis_of_the_cut(basis: str, last: 
     task = task_of(5, 7, *pair(OLD, NEW), basis=StalenessBasis(basis))
     task.punctuate(200.0)
     header = batches(task)[0].header
-    assert judge(header, PolicyVersion(0, last), {}).cleared == 0
-    assert judge(header, PolicyVersion(0, last + 1), {}).cleared == 2
+    assert filter_step(header, PolicyVersion(0, last), {}).cleared == 0
+    assert filter_step(header, PolicyVersion(0, last + 1), {}).cleared == 2
 
 
 def test_traces_are_counted_by_length_and_those_dropped_among_them() -> None:

@@ -7,14 +7,14 @@ import pytest
 
 from rollmill.models import PolicyVersion, TrajectoryStatus
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
-from rollmill_batcher.groups.config import GroupRules, Learning, Rules
-from rollmill_batcher.groups.eligibility import Gate, Treatment, Treatments, judge
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
+from rollmill_batcher.groups.eligibility import Gate, SamplePolicy, Treatment, judge
 from rollmill_batcher.groups.group import TRANSITIONS, Group, GroupEvent, GroupState, moved
-from rollmill_batcher.groups.group_evaluation import Moment, grows_stale, judged, state_of, usable
+from rollmill_batcher.groups.group_evaluation import CutContext, grows_stale, judged, state_of, usable
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness
 from rollmill_batcher.steps.advantages import Grpo
 
-BATCHER_RULES = Rules(
+BATCHER_RULES = BatcherConfig(
     run="r", policy="policy", learning=Learning("grpo", Grpo()), groups=GroupRules(deadline_seconds=60.0)
 )
 GATE = BATCHER_RULES.gate(PolicyClock())
@@ -22,7 +22,7 @@ GATE = BATCHER_RULES.gate(PolicyClock())
 
 def gate(limit: int | None = None, version: int = 0, **treatments: Treatment) -> Gate:
     clock = PolicyClock(PolicyVersion(0, version))
-    return Gate(Treatments(**treatments), Staleness(limit), clock, tokens=100, nbytes=4096)
+    return Gate(SamplePolicy(**treatments), Staleness(limit), clock, tokens=100, nbytes=4096)
 
 
 def group_of(*rewards: float | None, size: int, **fields: Any) -> Group:
@@ -74,15 +74,17 @@ def test_every_transition_starts_from_a_live_state() -> None:
     ],
 )
 def test_states_at_a_moment(rewards: tuple[float | None, ...], now: float, state: GroupState) -> None:
-    assert state_of(group_of(*rewards, size=3), Moment(now, GATE), BATCHER_RULES) is state
+    assert state_of(group_of(*rewards, size=3), CutContext(now, GATE), BATCHER_RULES) is state
 
 
 def test_no_deadline_is_waited_for_when_nothing_more_comes() -> None:
-    assert state_of(group_of(1.0, 0.0, size=3), Moment(100.0, GATE, closing=True), BATCHER_RULES) is GroupState.PARTIAL
+    assert (
+        state_of(group_of(1.0, 0.0, size=3), CutContext(100.0, GATE, closing=True), BATCHER_RULES) is GroupState.PARTIAL
+    )
 
 
 def test_a_group_closes_at_the_last_cut_inside_the_limit() -> None:
-    rules = Rules(
+    rules = BatcherConfig(
         run="r",
         policy="policy",
         learning=BATCHER_RULES.learning,
@@ -90,9 +92,11 @@ def test_a_group_closes_at_the_last_cut_inside_the_limit() -> None:
         staleness=Staleness(2),
     )
     group = group_of(1.0, 0.0, size=3)
-    found = [grows_stale(group, Moment(0.0, rules.gate(PolicyClock(PolicyVersion(0, v)))), rules) for v in (1, 2, 3)]
+    found = [
+        grows_stale(group, CutContext(0.0, rules.gate(PolicyClock(PolicyVersion(0, v)))), rules) for v in (1, 2, 3)
+    ]
     assert found == [False, True, False]
-    assert not grows_stale(group_of(1.0, size=3), Moment(0.0, rules.gate(PolicyClock(PolicyVersion(0, 2)))), rules)
+    assert not grows_stale(group_of(1.0, size=3), CutContext(0.0, rules.gate(PolicyClock(PolicyVersion(0, 2)))), rules)
 
 
 def test_a_rollout_counts_once_whatever_its_number_of_traces() -> None:
@@ -116,7 +120,7 @@ def test_fewer_than_two_graded_is_no_group() -> None:
 
 
 def test_the_filter_of_equal_rewards_looks_at_rollouts() -> None:
-    filtering = Rules(
+    filtering = BatcherConfig(
         run="r", policy="policy", learning=BATCHER_RULES.learning, groups=GroupRules(drop_zero_variance=True)
     )
     spread, equal = (

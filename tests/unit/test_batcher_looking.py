@@ -7,7 +7,7 @@ from rollmill.strategies import BaseGroupScorer
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, TRAJECTORIES
-from rollmill_batcher.groups.config import GroupRules, Learning, Rules
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
 from rollmill_batcher.groups.group import Group
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.stage import BatcherStage
@@ -32,7 +32,7 @@ class Counting(BaseGroupScorer):
 
 def task_of(scorer: Counting, count: int, groups_per_step: int) -> MemoryTask[Held]:
     """Groups of two rollouts of one token each."""
-    rules = Rules(
+    rules = BatcherConfig(
         run="run",
         policy="policy",
         learning=Learning("dr_grpo", DrGrpo()),

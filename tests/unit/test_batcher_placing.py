@@ -14,15 +14,15 @@ from rollmill.testing.samples.batches import SampleTrace, step_values
 from rollmill.testing.samples.trajectories import sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, TRAJECTORIES, Topic
 from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
-from rollmill_batcher.groups.config import Learning, Rules
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
+from rollmill_batcher.groups.config import BatcherConfig, Learning
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held, progress_of
 from rollmill_batcher.steps.advantages import DrGrpo
 from rollmill_batcher.steps.loss_weights import LossWeighting
 from rollmill_batcher.steps.packing import Size
 
-BATCHER_RULES = Rules(
+BATCHER_RULES = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -61,7 +61,7 @@ def acknowledged(task: Task, step: int, *ranks: int, world_size: int = 4, placem
         task.feed(ACKS, word)
 
 
-def records(task: Task, placement: int) -> list[WireBatch]:
+def records(task: Task, placement: int) -> list[PackedBatch]:
     found = [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
     return [batch for batch in found if batch.header.placement == placement]
 
@@ -70,7 +70,7 @@ def answers(task: Task) -> list[StepsResharded]:
     return [emit.value for emit in task.of(ACKS) if isinstance(emit.value, StepsResharded)]
 
 
-def content(batches: list[WireBatch], step: int) -> list[Any]:
+def content(batches: list[PackedBatch], step: int) -> list[Any]:
     """All that a step trains, trace by trace, whatever the rank."""
     return sorted(
         (

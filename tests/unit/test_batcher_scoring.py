@@ -14,8 +14,8 @@ from rollmill.strategies import BaseGroupScorer, BasePairwiseScorer
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, REFILLS, TRAJECTORIES
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
-from rollmill_batcher.groups.config import GroupRules, Learning, Rules
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.majority import Majority
 from rollmill_batcher.settings import BatcherSettings
@@ -23,7 +23,7 @@ from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
 
-BATCHER_RULES = Rules(
+BATCHER_RULES = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -64,13 +64,13 @@ def ticked(members: Sequence[Trajectory], now: float = 120.0, **changes: Any) ->
     return task
 
 
-def batch_of(task: MemoryTask[Held]) -> WireBatch:
+def batch_of(task: MemoryTask[Held]) -> PackedBatch:
     (emit,) = task.of(BATCHES)
     assert isinstance(emit.value, bytes)
     return read_batch(emit.value)
 
 
-def rewards(batch: WireBatch) -> dict[str, float]:
+def rewards(batch: PackedBatch) -> dict[str, float]:
     return {
         batch.header.table[row].session_id: value
         for row, value in zip(batch.trace_index, batch.rewards.tolist(), strict=True)

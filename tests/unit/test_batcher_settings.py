@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rollmill.errors import ConfigurationError
 from rollmill.topics import ACKS, POLICIES, STATE_BATCHER, TRAJECTORIES
 from rollmill_batcher.app import build
-from rollmill_batcher.groups.eligibility import Treatment, Treatments
+from rollmill_batcher.groups.eligibility import SamplePolicy, Treatment
 from rollmill_batcher.groups.staleness import Staleness
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_batcher.steps.advantages import Grpo, NoAdvantage
@@ -22,7 +22,7 @@ def settings(**values: Any) -> BatcherSettings:
 def test_the_defaults_are_consistent_and_those_of_the_table() -> None:
     rules = settings().rules()
     assert isinstance(rules.learning.advantage, Grpo)
-    assert (rules.staleness, rules.treatments, rules.steps_ahead) == (Staleness(4), Treatments(), 1)
+    assert (rules.staleness, rules.treatments, rules.steps_ahead) == (Staleness(4), SamplePolicy(), 1)
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from rollmill.models import (
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, OUTCOMES, POLICIES, TRAJECTORIES
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
-from rollmill_batcher.groups.config import GroupRules, Learning, Rules
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
 from rollmill_batcher.groups.group import GroupState
 from rollmill_batcher.groups.staleness import Staleness
 from rollmill_batcher.stage import BatcherStage
@@ -31,7 +31,7 @@ from rollmill_batcher.state import DoneGroup, Held, done_of, progress_of
 from rollmill_batcher.steps.advantages import Grpo
 from rollmill_batcher.steps.packing import Size
 
-BATCHER_RULES = Rules(
+BATCHER_RULES = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("grpo", Grpo(scale="none")),
@@ -68,7 +68,7 @@ def acknowledge(task: Task, step: int, rank: int = 0, world_size: int = 1) -> No
     task.feed(ACKS, word)
 
 
-def batches(task: Task) -> list[WireBatch]:
+def batches(task: Task) -> list[PackedBatch]:
     return [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
 
 

@@ -25,8 +25,8 @@ from rollmill.models import (
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, OUTCOMES, POLICIES, REFILLS, TRAJECTORIES
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
-from rollmill_batcher.groups.config import Credit, GroupRules, Learning, Rules
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
+from rollmill_batcher.groups.config import BatcherConfig, Credit, GroupRules, Learning
 from rollmill_batcher.groups.eligibility import Treatment
 from rollmill_batcher.groups.staleness import Staleness
 from rollmill_batcher.stage import BatcherStage
@@ -37,7 +37,7 @@ from rollmill_batcher.steps.loss_weights import LossWeighting
 from rollmill_batcher.steps.packing import Size
 from rollmill_batcher.steps.reward_variance_monitor import MOST_IN_A_ROW
 
-BATCHER_RULES = Rules(
+BATCHER_RULES = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -71,7 +71,7 @@ def pair(
     )
 
 
-def batches(task: Task) -> list[WireBatch]:
+def batches(task: Task) -> list[PackedBatch]:
     return [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
 
 

@@ -5,8 +5,8 @@ import numpy as np
 from rollmill.models import BatchHeader, Denominators, PolicyVersion, Trace
 from rollmill.testing.samples.trajectories import Reply, sample_trace
 from rollmill.trainer.layouts import arrays as trainers
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
-from rollmill_batcher.steps.tensors import Line, dump, filler, pack, record_bytes
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
+from rollmill_batcher.steps.tensors import PackedTrace, dump, filler, pack, record_bytes
 
 TWO_TURNS = sample_trace(
     "s1",
@@ -34,8 +34,8 @@ def header(**changes: object) -> BatchHeader:
     return BatchHeader.model_validate(values)
 
 
-def written(*traces: Trace) -> WireBatch:
-    return read_batch(dump(header(table=()), pack([Line(trace, -1, 2.0, 0.25) for trace in traces])))
+def written(*traces: Trace) -> PackedBatch:
+    return read_batch(dump(header(table=()), pack([PackedTrace(trace, -1, 2.0, 0.25) for trace in traces])))
 
 
 def test_values_lie_at_their_token() -> None:
@@ -102,11 +102,11 @@ def test_a_filler_trains_nothing_and_uses_ids_of_the_step() -> None:
 
 
 def test_equal_content_gives_equal_bytes() -> None:
-    lines = [Line(TWO_TURNS, 0, 1.0, 1.0)]
+    lines = [PackedTrace(TWO_TURNS, 0, 1.0, 1.0)]
     first = dump(header(forks={2: 7, 1: 3}), pack(lines))
     assert first == dump(header(forks={1: 3, 2: 7}), pack(lines))
 
 
 def test_the_byte_estimate_is_an_upper_bound() -> None:
     for trace in (TWO_TURNS, ONE_TURN, ONE_TURN.replace(token_rewards=np.array([1.0], np.float32))):
-        assert sum(array.nbytes for array in pack([Line(trace, 0, 1.0, 1.0)]).values()) <= record_bytes(trace)
+        assert sum(array.nbytes for array in pack([PackedTrace(trace, 0, 1.0, 1.0)]).values()) <= record_bytes(trace)

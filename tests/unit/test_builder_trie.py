@@ -11,14 +11,14 @@ import pytest
 from rollmill.codec import decode, encode
 from rollmill.models import CompletionRecord, PolicyVersion, dump_json
 from rollmill.testing.samples.sessions import assistant, choice, completion, user
-from rollmill_builder.merging.trie_index import Marks
+from rollmill_builder.merging.trie_index import TrieIndex
 from rollmill_builder.sessions.session_state import OpenSession
 from rollmill_builder.storage.call_parts import parts_of
 from rollmill_builder.storage.call_store import CallLog, Content
 from rollmill_builder.storage.changelog_records import CallDelta, read_delta
 from rollmill_builder.storage.digests import call_digest
-from rollmill_builder.storage.sequences import Lines, Shared
-from rollmill_builder.storage.trie import ROOT, Place, Trie
+from rollmill_builder.storage.sequences import SequenceStore, Shared
+from rollmill_builder.storage.trie import ROOT, Trie, TriePosition
 
 
 def packed(*ids: int) -> bytes:
@@ -39,18 +39,18 @@ def test_equal_contents_have_one_place_and_others_fork() -> None:
     trie = Trie(4)
     first, fork = trie.insert(packed(1, 2, 3, 4)), trie.insert(packed(1, 2, 9))
     assert trie.insert(packed(1, 2, 9)) == fork
-    assert trie.insert(packed(1, 2)) == trie.ancestor(first, 8) == trie.ancestor(fork, 8) == Place(0, 8)
+    assert trie.insert(packed(1, 2)) == trie.ancestor(first, 8) == trie.ancestor(fork, 8) == TriePosition(0, 8)
     assert trie.read(fork, 4) == packed(2, 9)
     assert trie.read(fork, 8) == packed(9)
-    assert list(trie.path(fork)) == [fork, Place(0, 8)]
+    assert list(trie.path(fork)) == [fork, TriePosition(0, 8)]
     assert trie.size == len(packed(1, 2, 3, 4, 9))
 
 
 def test_no_token_is_split() -> None:
     trie = Trie(4)
     trie.insert(packed(1, 0x01020304))
-    assert trie.insert(packed(1, 0x01020305)) == Place(1, 8)
-    assert trie.find(packed(1, 0x01020306)) == Place(0, 4)
+    assert trie.insert(packed(1, 0x01020305)) == TriePosition(1, 8)
+    assert trie.find(packed(1, 0x01020306)) == TriePosition(0, 4)
 
 
 def test_what_differs_late_is_found_where_it_differs() -> None:
@@ -74,7 +74,7 @@ def test_marks_are_found_on_the_way_to_the_root() -> None:
     trie = Trie(4)
     deep, side = trie.insert(packed(1, 2, 3, 4)), trie.insert(packed(1, 2, 9, 9))
     low, high = trie.ancestor(deep, 4), trie.ancestor(side, 12)
-    marks = Marks(trie, [(low, "low"), (high, "high"), (high, "too")])
+    marks = TrieIndex(trie, [(low, "low"), (high, "high"), (high, "too")])
     assert marks.nearest(deep) == low
     assert marks.nearest(side) == high
     assert marks.nearest(high, above=True) == low
@@ -84,7 +84,7 @@ def test_marks_are_found_on_the_way_to_the_root() -> None:
 
 
 def test_a_sequence_is_shared_with_whichever_call_has_it() -> None:
-    lines = Lines(4)
+    lines = SequenceStore(4)
     lines.add(packed(1, 2), [packed(5, 9), packed(6, 9)])
     assert lines.share(packed(1, 2, 6, 9, 3)) == Shared(0, 1, 16, packed(3))
     assert lines.share(packed(1, 2, 5, 7)) == Shared(0, 0, 12, packed(7))
@@ -98,7 +98,7 @@ def test_a_sequence_is_shared_with_whichever_call_has_it() -> None:
 
 
 def test_a_reference_to_what_is_not_there_is_an_error() -> None:
-    lines = Lines(4)
+    lines = SequenceStore(4)
     lines.add(packed(1), [None])
     with pytest.raises(ValueError, match="to share"):
         lines.add(Shared(0, -1, 8, b""), [])

@@ -23,15 +23,15 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyVersion, SessionClosed, SessionOpened, SessionStatus
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS, EVALUATIONS
 from rollmill.trainer.policy.capture_client import Captures
 from rollmill.trainer.policy.capture_client import CaptureUnreachableError as TrainerCaptureError
 from rollmill_capture.admission import Admission, AdmissionLimits
-from rollmill_capture.app import Parts, assemble
+from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.auth import digest_of
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings
@@ -43,7 +43,7 @@ WAIT = 30.0
 @dataclass
 class Capture:
     url: str = ""
-    sink: MemorySink = field(default_factory=MemorySink)
+    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
 
     @property
     def events(self) -> list[Any]:
@@ -67,7 +67,7 @@ def settings() -> CaptureSettings:
 
 @pytest.fixture
 async def capture(settings: CaptureSettings) -> AsyncIterator[Capture]:
-    made, announced, stop = Capture(), Announced(), asyncio.Event()
+    made, announced, stop = Capture(), AnnouncedVersions(), asyncio.Event()
     table, clock = SessionTable(), SystemClock()
     admission = Admission({"policy": AdmissionLimits(max_staleness=0, per_version=2)}, announced.newest)
     table.watch = lambda entry: admission.see(entry, clock.now())
@@ -75,7 +75,7 @@ async def capture(settings: CaptureSettings) -> AsyncIterator[Capture]:
         port = listener.getsockname()[1]
         public = settings.model_copy(update={"public_url": f"http://127.0.0.1:{port}"})
         app = assemble(
-            Parts(
+            CaptureParts(
                 settings=public,
                 sessions=table,
                 position=CaughtUp(),

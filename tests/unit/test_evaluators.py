@@ -25,7 +25,7 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry, evaluator_registry
 from rollmill.topics import partition_of
 from rollmill_evaluator.consumer.concurrent_consumer import Received
-from rollmill_evaluator.delivery.record_handler import Answering
+from rollmill_evaluator.delivery.record_handler import RecordHandler
 from rollmill_evaluator.grading import Grader, Limits, evaluation_id, wire
 
 LIMITS = Limits(seconds=5.0, attempts=3, retry_seconds=0.0, bytes=2000)
@@ -205,12 +205,12 @@ def test_a_grade_that_cannot_travel_is_an_invalid_result() -> None:
 
 
 class Answered:
-    """An `Answering` whose log is a list."""
+    """An `RecordHandler` whose log is a list."""
 
     def __init__(self, **limits: Any) -> None:
         self.log: list[tuple[str, Evaluation]] = []
         self.metrics = Metrics("evaluator")
-        self.answering = Answering(grader(**limits), self.publish, self.metrics, partitions=4, concurrency=2)
+        self.answering = RecordHandler(grader(**limits), self.publish, self.metrics, partitions=4, concurrency=2)
 
     async def publish(self, session_id: str, value: bytes) -> None:
         self.log.append((session_id, Evaluation.model_validate(orjson.loads(value))))

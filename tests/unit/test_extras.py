@@ -12,17 +12,17 @@ from rollmill.models import EXTRA, EXTRA_SPANS, Trace, Trajectory
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, TRAJECTORIES
-from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.batches.step import Step
 from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.layouts.arrays import PackedArrays, pack, pad
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
-from rollmill_batcher.groups.config import Learning, Rules
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
+from rollmill_batcher.groups.config import BatcherConfig, Learning
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
 from rollmill_batcher.steps.packing import Size
-from rollmill_batcher.steps.tensors import Line, dump, extra_forms, record_bytes
+from rollmill_batcher.steps.tensors import PackedTrace, dump, extra_forms, record_bytes
 from rollmill_batcher.steps.tensors import pack as tensors_of
 
 EXPERTS = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
@@ -34,7 +34,7 @@ def rollout(name: str, **extras: Any) -> Trajectory:
 
 
 def task_of(*members: Trajectory, world_size: int = 1, tokens: int = 64) -> MemoryTask[Held]:
-    rules = Rules(
+    rules = BatcherConfig(
         run="run",
         policy="policy",
         learning=Learning("dr_grpo", DrGrpo()),
@@ -49,11 +49,11 @@ def task_of(*members: Trajectory, world_size: int = 1, tokens: int = 64) -> Memo
     return task
 
 
-def batches(task: MemoryTask[Held]) -> list[WireBatch]:
+def batches(task: MemoryTask[Held]) -> list[PackedBatch]:
     return [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
 
 
-def packed(batch: WireBatch) -> PackedArrays:
+def packed(batch: PackedBatch) -> PackedArrays:
     return pack(batch, np.ones(len(batch.trace_index), np.bool_))
 
 
@@ -101,7 +101,7 @@ def test_rows_of_padding_have_no_value() -> None:
 def test_mini_batches_take_the_rows_along() -> None:
     first, second = batches(task_of(*MEMBERS, tokens=10))
     records = StepRecords((first, second), {0: 2})
-    step = Step(records, judge(first.header, first.header.policy_version, {}), lambda _: None)
+    step = Step(records, filter_step(first.header, first.header.policy_version, {}), lambda _: None)
     found: dict[int, Any] = {}
     for part in step.minibatches(2):
         for each in part.arrays:
@@ -149,7 +149,7 @@ def test_what_is_not_aligned_or_no_number_is_refused(values: Any) -> None:
 def broken(spans: list[list[int]]) -> bytes:
     header = batches(task_of(*MEMBERS))[0].header
     traces: list[Trace] = [sample_trace("a", (Reply((5, 6, 7)),), extras={"ref": REFERENCE})]
-    tensors = tensors_of([Line(trace, 0, 0.0, 1.0, 0, 0) for trace in traces], extra_forms(traces))
+    tensors = tensors_of([PackedTrace(trace, 0, 0.0, 1.0, 0, 0) for trace in traces], extra_forms(traces))
     return dump(header, {**tensors, EXTRA_SPANS + "ref": np.array(spans, np.int32).reshape(len(spans), -1)})
 
 
@@ -163,7 +163,7 @@ def test_a_reader_refuses_rows_that_belong_nowhere(spans: list[list[int]]) -> No
 
 def test_their_bytes_count() -> None:
     traces = [sample_trace("a", extras={"experts": EXPERTS, "ref": REFERENCE})]
-    tensors = tensors_of([Line(traces[0], 0, 0.0, 1.0)], extra_forms(traces))
+    tensors = tensors_of([PackedTrace(traces[0], 0, 0.0, 1.0)], extra_forms(traces))
     assert tensors[EXTRA + "experts"].nbytes == 12
     assert sum(array.nbytes for array in tensors.values()) <= record_bytes(traces[0])
     large = rollout("a", experts=np.zeros((3, 40, 40), np.uint8))

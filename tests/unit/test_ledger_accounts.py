@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange, outcome
-from rollmill.ops.ledger import Accounts, Balance
+from rollmill.ops.ledger import Balance, Reconciliation
 
 V1, V2 = PolicyVersion(0, 1), PolicyVersion(0, 2)
 
@@ -47,7 +47,7 @@ def holding(*units: TokenRange) -> Manifest:
 
 
 def balance(*words: TokenDisposition, held: tuple[Manifest, ...] = ()) -> Balance:
-    accounts = Accounts()
+    accounts = Reconciliation()
     for each in words:
         accounts.book(each)
     return accounts.balance(held)
@@ -137,7 +137,7 @@ def test_replies_of_one_session_do_not_mix() -> None:
 
 
 def test_what_was_captured_after_the_holdings_were_read_is_not_balanced_yet() -> None:
-    accounts = Accounts()
+    accounts = Reconciliation()
     accounts.book(captured(unit(0, 2)))
     seen = accounts.booked
     accounts.book(captured(unit(0, 3, completion="c2")))
@@ -150,7 +150,7 @@ def test_what_was_captured_after_the_holdings_were_read_is_not_balanced_yet() ->
 
 
 def test_a_rule_that_drops_long_sessions_shows_by_length() -> None:
-    accounts = Accounts()
+    accounts = Reconciliation()
     for name, length in (("s1", 256), ("s2", 257), ("s3", 70_000)):
         half = (unit(0, length - 1), unit(length - 1, length))
         accounts.book(word(Disposition.CAPTURED, *half, session=name))

@@ -12,7 +12,7 @@ from rollmill.models import (
     TokenRange,
     outcome,
 )
-from rollmill.ops.ledger import Accounts, Totals
+from rollmill.ops.ledger import Reconciliation, Totals
 from rollmill.ops.ledger.lineage import Lineage
 
 UNIT = TokenRange("c1", 0, 0, 5, PolicyVersion(0, 1))
@@ -36,7 +36,7 @@ def stale(batch: str = "b1") -> TokenDisposition:
 
 
 def totals(*words: TokenDisposition, **rewound: int) -> Totals:
-    accounts = Accounts()
+    accounts = Reconciliation()
     for each in (CAPTURED, *words):
         accounts.book(each)
     return accounts.balance((), rewound).total

@@ -15,7 +15,7 @@ from relay.ranks import LAYOUTS, together
 from rollmill.models import PolicyVersion
 from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.trainer import Step
-from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.layouts.safetensors_reader import read_batch
 
@@ -32,7 +32,7 @@ def step(ranks: Steps, acknowledged: list[int] | None = None) -> Step:
 
     def rank(number: int, values: list[bytes]) -> Step:
         records = StepRecords(tuple(map(read_batch, values)), {number: 1})
-        verdict = judge(records.header, PolicyVersion(), {})
+        verdict = filter_step(records.header, PolicyVersion(), {})
         return Step(records, verdict, lambda _: noted.append(number))
 
     return together([rank(number, values) for number, values in enumerate(step_values(0, ranks))])

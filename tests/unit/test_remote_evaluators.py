@@ -22,10 +22,10 @@ from rollmill.strategies import (
     evaluator_registry,
     validate_session_spec,
 )
-from rollmill.testing.http.stub_http_server import Asked, Reply, Script, ScriptedService, in_turn, scripted_service
+from rollmill.testing.http.stub_http_server import Asked, Reply, Script, StubHttpServer, in_turn, stub_http_server
 from rollmill.testing.samples.trajectories import sample_trace
 from rollmill_evaluator.consumer.concurrent_consumer import Received
-from rollmill_evaluator.delivery.record_handler import Answering, class_of
+from rollmill_evaluator.delivery.record_handler import RecordHandler, class_of
 from rollmill_evaluator.grading import Grader, Limits
 from rollmill_evaluator.settings import EvaluatorSettings
 from rollmill_evaluator.worker import surroundings
@@ -58,8 +58,8 @@ def said(**result: Any) -> Reply:
 
 
 @contextmanager
-def service(script: Script | Reply) -> Iterator[ScriptedService]:
-    with scripted_service(in_turn(script) if isinstance(script, Reply) else script) as running:
+def service(script: Script | Reply) -> Iterator[StubHttpServer]:
+    with stub_http_server(in_turn(script) if isinstance(script, Reply) else script) as running:
         yield running
 
 
@@ -399,7 +399,7 @@ async def answered_by(resource_class: ResourceClass | None, *specs: EvaluatorSpe
     async def publish(_: str, value: bytes) -> None:
         said.add(orjson.loads(value)["evaluator"])
 
-    answering = Answering(
+    answering = RecordHandler(
         Grader(evaluator_registry(), LIMITS, SystemClock()),
         publish,
         Metrics("evaluator"),

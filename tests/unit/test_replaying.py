@@ -23,7 +23,7 @@ from rollmill.models import (
     Trajectory,
     outcome,
 )
-from rollmill.ops.ledger import Accounts
+from rollmill.ops.ledger import Reconciliation
 from rollmill.ops.replay.comparison import Comparison
 from rollmill.ops.replay.merge import Waiting
 from rollmill.ops.replay.plan import Plan, settings_into
@@ -158,7 +158,7 @@ def test_a_trajectory_counts_from_its_last_grade() -> None:
 
 
 def summary(*found: Trajectory, trained: int) -> Summary:
-    accounts, units = Accounts(), (TokenRange("c", 0, 0, 10, PolicyVersion()),)
+    accounts, units = Reconciliation(), (TokenRange("c", 0, 0, 10, PolicyVersion()),)
     parts = (TokenRange("c", 0, 0, trained, PolicyVersion()), TokenRange("c", 0, trained, 10, PolicyVersion()))
     for disposition, own, reason in (
         (Disposition.CAPTURED, units, None),

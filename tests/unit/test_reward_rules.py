@@ -10,9 +10,9 @@ from rollmill.models import Evaluation, EvaluatorSpec, RewardRule, SessionSpec, 
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace
 from rollmill.topics import BATCHES, BUILT, EVALUATIONS, OUTCOMES, TRAJECTORIES
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
-from rollmill_batcher.groups.config import Learning, Rules
-from rollmill_batcher.groups.eligibility import Treatment, Treatments
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
+from rollmill_batcher.groups.config import BatcherConfig, Learning
+from rollmill_batcher.groups.eligibility import SamplePolicy, Treatment
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.steps.advantages import NoAdvantage
 from rollmill_reward_merger.merging import merge
@@ -171,13 +171,13 @@ def merged_by_the_service(trajectory: Trajectory, *words: Evaluation) -> Traject
     return found
 
 
-def batched(*members: Trajectory, **treatments: Treatment) -> tuple[list[WireBatch], dict[str, str]]:
+def batched(*members: Trajectory, **treatments: Treatment) -> tuple[list[PackedBatch], dict[str, str]]:
     """The micro-batches of one step, and why the rest was left out, by session."""
-    rules = Rules(
+    rules = BatcherConfig(
         run="run",
         policy="policy",
         learning=Learning("none", NoAdvantage()),
-        treatments=Treatments(**treatments),
+        treatments=SamplePolicy(**treatments),
         groups_per_step=1,
     )
     task: MemoryTask[Any] = MemoryTask(BatcherStage(rules))

@@ -13,7 +13,7 @@ from rollmill.errors import ConfigurationError
 from rollmill.settings import KafkaSettings
 from rollmill.testing.samples.batches import SampleTrace, step_values
 from rollmill.trainer import BatchStream, MicroBatch
-from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.batches.step import Step
 from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.dataset import StepDataset
@@ -24,7 +24,7 @@ from rollmill.trainer.layouts.safetensors_reader import read_batch
 def a_step(micro_batches: int = 4) -> Step:
     values = step_values(0, [[[SampleTrace(f"s{n}", reply=(n, 7, 8))] for n in range(micro_batches)]])
     records = StepRecords(tuple(map(read_batch, values[0])), {0: micro_batches})
-    return Step(records, judge(records.header, records.header.policy_version, {}), lambda _: None)
+    return Step(records, filter_step(records.header, records.header.policy_version, {}), lambda _: None)
 
 
 def test_without_cuda_batches_pass_as_they_are() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from rollmill.models import BatchHeader, PolicyVersion
 from rollmill.testing.samples.batches import SampleTrace, step_values
-from rollmill.trainer.batches.staleness_filter import StaleAction, Verdict, judge, unknown_epochs
+from rollmill.trainer.batches.staleness_filter import FilterResult, StaleAction, filter_step, unknown_epochs
 from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 OLD = SampleTrace("old", reply=(1, 2), log_probs=(-1.0, -1.0), version=PolicyVersion(0, 3), weight=0.1, group_id="g1")
@@ -17,8 +17,8 @@ def header(rank: int = 0, *, max_staleness: int | None = 2, **changes: object) -
     return read_batch(values[rank][0]).header
 
 
-def at(version: int, action: StaleAction = StaleAction.MASK, rank: int = 0) -> Verdict:
-    return judge(header(rank), PolicyVersion(0, version), {}, action)
+def at(version: int, action: StaleAction = StaleAction.MASK, rank: int = 0) -> FilterResult:
+    return filter_step(header(rank), PolicyVersion(0, version), {}, action)
 
 
 def test_the_limit_is_inclusive() -> None:
@@ -49,7 +49,7 @@ def test_a_step_may_be_dropped_as_a_whole() -> None:
 
 
 def test_without_a_limit_nothing_is_stale() -> None:
-    assert judge(header(max_staleness=None), PolicyVersion(0, 999), {}).cleared == 0
+    assert filter_step(header(max_staleness=None), PolicyVersion(0, 999), {}).cleared == 0
 
 
 def test_a_trace_newer_than_the_trainer_is_not_stale() -> None:
@@ -57,14 +57,14 @@ def test_a_trace_newer_than_the_trainer_is_not_stale() -> None:
 
 
 def test_a_constant_weighting_is_divided_by_the_rollouts_that_are_left() -> None:
-    verdict = judge(header(loss_weighting="constant"), PolicyVersion(0, 6), {})
+    verdict = filter_step(header(loss_weighting="constant"), PolicyVersion(0, 6), {})
     assert verdict.denominators.weighted_tokens == 2.0
 
 
 @pytest.mark.parametrize(("fork", "kept"), [(3, (True, True, True)), (2, (True, False, False)), (0, (False,) * 3)])
 def test_versions_beyond_a_fork_age_from_the_fork(fork: int, kept: tuple[bool, ...]) -> None:
     # At 1:4 a record of 0:3 is 1 old for a fork at 3 or above, else (4 - f) + (3 - f); one of 0:5 (4 - f) + (5 - f).
-    assert judge(header(max_staleness=3), PolicyVersion(1, 4), {1: fork}).kept == kept
+    assert filter_step(header(max_staleness=3), PolicyVersion(1, 4), {1: fork}).kept == kept
 
 
 def test_the_gate_names_the_epochs_that_it_must_know() -> None:

@@ -9,7 +9,7 @@ from rollmill.models import PolicyVersion
 from rollmill.testing.samples.batches import SampleTrace, step_values
 from rollmill.trainer.layouts.arrays import PackedArrays, pack, pad
 from rollmill.trainer.layouts.micro_batch import micro_batch
-from rollmill.trainer.layouts.safetensors_reader import WireBatch, read_batch
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
 
 SHORT = SampleTrace("a", prompt=(7,), reply=(8, 9), log_probs=(-0.5, -1.5), version=PolicyVersion(0, 3), advantage=2.0)
 LONG = SampleTrace(
@@ -17,7 +17,7 @@ LONG = SampleTrace(
 )
 
 
-def wire(*traces: SampleTrace) -> WireBatch:
+def wire(*traces: SampleTrace) -> PackedBatch:
     return read_batch(step_values(0, [[traces]])[0][0])
 
 

@@ -13,7 +13,7 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyVersion
 from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.trainer import MiniBatch, Step
-from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.batches.step_assembly import StepRecords, joined
 from rollmill.trainer.layouts.arrays import PackedArrays
 from rollmill.trainer.layouts.safetensors_reader import read_batch
@@ -39,7 +39,7 @@ RANKS: Steps = [
 def step(rank: int, ranks: Steps = RANKS, **header: object) -> Step:
     values = step_values(4, ranks, max_staleness=2, **header)
     records = StepRecords(tuple(map(read_batch, values[rank])), {rank: 9})
-    return Step(records, judge(records.header, NEW, {}), lambda _: None)
+    return Step(records, filter_step(records.header, NEW, {}), lambda _: None)
 
 
 def whole(**header: object) -> Step:
@@ -47,7 +47,7 @@ def whole(**header: object) -> Step:
     values = step_values(4, RANKS, max_staleness=2, **header)
     parts = [StepRecords(tuple(map(read_batch, values[rank])), {rank: 9}) for rank in (0, 1)]
     records = joined(parts)
-    return Step(records, judge(records.header, NEW, {}), lambda _: None)
+    return Step(records, filter_step(records.header, NEW, {}), lambda _: None)
 
 
 def sessions(step: Step, batches: Sequence[PackedArrays]) -> Counter[str]:

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.errors import InvalidInputError
-from rollmill.trainer.trajectories.offset_watermark import Place
+from rollmill.trainer.trajectories.offset_watermark import OffsetWatermark
 
 
 def test_the_boundary_is_the_first_open_offset_over_all_gaps() -> None:
-    place = Place().finishing([5, 9], handed_out={0, 5, 7, 9}, position=12)
+    place = OffsetWatermark().finishing([5, 9], handed_out={0, 5, 7, 9}, position=12)
     assert (place.next_offset, place.done) == (0, (5, 9))
     place = place.finishing([0], handed_out={0, 7}, position=12)
     assert (place.next_offset, place.done) == (7, (9,))
@@ -19,15 +19,15 @@ def test_the_boundary_is_the_first_open_offset_over_all_gaps() -> None:
 
 def test_too_many_gaps_are_refused_before_the_broker_refuses_them() -> None:
     with pytest.raises(InvalidInputError, match="finish older ones first"):
-        Place(done=tuple(range(1000, 3000))).metadata()
-    assert Place(done=(3,)).metadata() == '{"done":[3],"reached":0}'
+        OffsetWatermark(done=tuple(range(1000, 3000))).metadata()
+    assert OffsetWatermark(done=(3,)).metadata() == '{"done":[3],"reached":0}'
 
 
 def test_going_back_remembers_how_far_it_had_come() -> None:
-    checkpoint = Place(next_offset=2, done=(4,))
-    back = Place(next_offset=5, done=(7,)).back_to(checkpoint)
+    checkpoint = OffsetWatermark(next_offset=2, done=(4,))
+    back = OffsetWatermark(next_offset=5, done=(7,)).back_to(checkpoint)
     assert (back.next_offset, back.done, back.reached) == (2, (4,), 8)
-    assert Place(next_offset=2).back_to(back).reached == 8
+    assert OffsetWatermark(next_offset=2).back_to(back).reached == 8
     assert back.finishing([2], {2, 3}, 5).reached == 8
 
 
@@ -35,7 +35,7 @@ def test_going_back_remembers_how_far_it_had_come() -> None:
 def test_nothing_is_finished_that_was_not_and_in_the_end_everything(offsets: set[int], random: object) -> None:
     order = sorted(offsets)
     random.shuffle(order)  # type: ignore[attr-defined]  # hypothesis hands out a random.Random
-    place, still_open, position = Place(), set(offsets), max(offsets) + 1
+    place, still_open, position = OffsetWatermark(), set(offsets), max(offsets) + 1
     for offset in order:
         place = place.finishing([offset], still_open, position)
         still_open.discard(offset)

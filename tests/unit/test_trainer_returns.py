@@ -12,7 +12,7 @@ from rollmill.topics import BATCHES, TRAJECTORIES
 from rollmill.trainer.layouts.arrays import pack
 from rollmill.trainer.layouts.returns import returns
 from rollmill.trainer.layouts.safetensors_reader import read_batch
-from rollmill_batcher.groups.config import Learning, Rules
+from rollmill_batcher.groups.config import BatcherConfig, Learning
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
@@ -46,7 +46,7 @@ def rollout(name: str, *values: tuple[float, float] | None) -> Trajectory:
 @pytest.mark.parametrize(("world_size", "tokens"), [(1, 64), (2, 64), (3, 3)])
 def test_returns_go_on_over_the_traces_of_a_rollout_wherever_they_are(world_size: int, tokens: int) -> None:
     """One rollout has token rewards in two of three traces, the other in none."""
-    rules = Rules(
+    rules = BatcherConfig(
         run="run",
         policy="policy",
         learning=Learning("dr_grpo", DrGrpo()),

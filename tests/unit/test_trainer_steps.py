@@ -10,8 +10,8 @@ from rollmill.settings import KafkaSettings
 from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.topics import ACKS, OUTCOMES
 from rollmill.trainer.acknowledgement import closing_records, outcomes
-from rollmill.trainer.batches.rank_assignment import Share
-from rollmill.trainer.batches.staleness_filter import judge
+from rollmill.trainer.batches.rank_assignment import RankAssignment
+from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.batches.state import StreamState
 from rollmill.trainer.batches.step import Step
 from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler, StepRecords, joined
@@ -38,7 +38,7 @@ def assembled(rank: int = 0) -> StepRecords:
 
 def step(version: int, rank: int = 0) -> Step:
     records = assembled(rank)
-    return Step(records, judge(records.header, PolicyVersion(0, version), {}), lambda _: None)
+    return Step(records, filter_step(records.header, PolicyVersion(0, version), {}), lambda _: None)
 
 
 def test_a_step_is_whole_when_its_last_micro_batch_is_there() -> None:
@@ -105,14 +105,14 @@ def test_b085_the_loss_is_a_mean_over_tokens_and_not_over_micro_batches() -> Non
     for value in step_values(0, [[[short], [long], []]])[0]:
         records = collecting.feed(0, read_batch(value))
     assert records is not None
-    whole = Step(records, judge(records.header, PolicyVersion(), {}), lambda _: None)
+    whole = Step(records, filter_step(records.header, PolicyVersion(), {}), lambda _: None)
     losses = [float((-each.behavior_log_probs * each.loss_weight).sum()) / whole.denominator for each in whole.arrays]
     assert losses == [0.6, 0.4, 0.0]
 
 
 def test_each_rank_writes_the_outcomes_of_its_own_traces() -> None:
     records = assembled()
-    verdict = judge(records.header, PolicyVersion(0, 4), {})
+    verdict = filter_step(records.header, PolicyVersion(0, 4), {})
     stale, trained = outcomes(records.header, verdict, at=1.0)
     assert (stale.session_id, stale.disposition, stale.reason) == ("a", Disposition.EXCLUDED, "stale_at_hand_over")
     assert (trained.session_id, trained.disposition, trained.batch_id) == ("b", Disposition.TRAINED, "batch-0")
@@ -123,7 +123,7 @@ def test_each_rank_writes_the_outcomes_of_its_own_traces() -> None:
 
 def test_outcome_ids_do_not_depend_on_the_time() -> None:
     records = assembled()
-    verdict = judge(records.header, PolicyVersion(0, 4), {})
+    verdict = filter_step(records.header, PolicyVersion(0, 4), {})
     first, second = ([item.outcome_id for item in outcomes(records.header, verdict, at)] for at in (1.0, 2.0))
     assert first == second
 
@@ -131,7 +131,7 @@ def test_outcome_ids_do_not_depend_on_the_time() -> None:
 def test_closing_a_step_writes_outcomes_and_one_acknowledgement() -> None:
     records = assembled()
     settings = KafkaSettings(prefix="p.", partitions=4)
-    written = closing_records(records.header, judge(records.header, PolicyVersion(0, 4), {}), 1.0, settings)
+    written = closing_records(records.header, filter_step(records.header, PolicyVersion(0, 4), {}), 1.0, settings)
     assert [item.topic for item in written] == [
         OUTCOMES.full_name("p."),
         OUTCOMES.full_name("p."),
@@ -154,24 +154,24 @@ def test_a_state_survives_as_plain_json_values() -> None:
         "placement": 0,
     }
     assert StreamState.read(STATE.dump()) == STATE
-    assert STATE.check(run="run", share=Share.of(0, 2, 2)) == {0: 17}
+    assert STATE.check(run="run", share=RankAssignment.of(0, 2, 2)) == {0: 17}
 
 
 def test_a_state_of_another_stream_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="partition 0 of 2, rank 1 of 2 reads 1 of 2"):
-        STATE.check(run="run", share=Share.of(1, 2, 2))
+        STATE.check(run="run", share=RankAssignment.of(1, 2, 2))
     with pytest.raises(ConfigurationError, match="rank 0 of 1 reads 0, 1 of 2: give load_state_dict the states of all"):
-        STATE.check(run="run", share=Share.of(0, 1, 2))
+        STATE.check(run="run", share=RankAssignment.of(0, 1, 2))
     with pytest.raises(ConfigurationError, match="run 'run'"):
-        STATE.check(run="another", share=Share.of(0, 2, 2))
+        STATE.check(run="another", share=RankAssignment.of(0, 2, 2))
     with pytest.raises(ConfigurationError, match="no state of a batch stream"):
         StreamState.read({"step": 3})
 
 
 def test_states_of_all_ranks_serve_another_number_of_ranks() -> None:
     whole = StreamState.of_ranks([STATE, STATE.replace(offsets={"1": 23})])
-    assert whole.check(run="run", share=Share.of(0, 1, 2)) == {0: 17, 1: 23}
-    assert whole.narrowed(Share.of(1, 2, 2)).offsets == {"1": 23}
+    assert whole.check(run="run", share=RankAssignment.of(0, 1, 2)) == {0: 17, 1: 23}
+    assert whole.narrowed(RankAssignment.of(1, 2, 2)).offsets == {"1": 23}
     with pytest.raises(ConfigurationError, match="not of one checkpoint"):
         StreamState.of_ranks([STATE, STATE.replace(next_step=4)])
     with pytest.raises(ConfigurationError, match="placement"):
@@ -179,10 +179,10 @@ def test_states_of_all_ranks_serve_another_number_of_ranks() -> None:
 
 
 def test_a_rank_reads_its_part_of_the_partitions_where_the_ranks_divide_them() -> None:
-    assert [list(Share.of(rank, 2, 4).partitions) for rank in (0, 1)] == [[0, 1], [2, 3]]
-    assert list(Share.of(2, 4, 4).partitions) == [2]
+    assert [list(RankAssignment.of(rank, 2, 4).partitions) for rank in (0, 1)] == [[0, 1], [2, 3]]
+    assert list(RankAssignment.of(2, 4, 4).partitions) == [2]
     with pytest.raises(ConfigurationError, match=r"world size 4, this trainer has 3: .* divides 4 \(1, 2, 4\)"):
-        Share.of(0, 3, 4)
+        RankAssignment.of(0, 3, 4)
 
 
 def test_the_parts_of_one_step_are_joined_and_never_those_of_two() -> None:

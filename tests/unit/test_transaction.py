@@ -26,7 +26,7 @@ from rollmill.runtime.kafka.transaction import (
     refuse_forbidden,
     translate,
 )
-from rollmill.testing.memory_kafka import Line, MemoryBroker
+from rollmill.testing.memory_kafka import MemoryBroker, NetworkLink
 from rollmill.testing.memory_kafka.producer import MemoryProducer
 
 OUT = TopicPartition("out", 0)
@@ -84,7 +84,7 @@ class WatchedProducer(MemoryProducer):
 async def test_a_large_transaction_has_a_bounded_share_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction, "MAX_UNACKNOWLEDGED", 1000)
     broker = Watched()
-    producer = WatchedProducer(broker, Line(0.001), "owner")
+    producer = WatchedProducer(broker, NetworkLink(0.001), "owner")
     await producer.start()
     records = [ProducerRecord(OUT.topic, 0, b"", bytes(300)) for _ in range(10)]
     assert await Transaction(producer, 5.0).run(records, None, "group") == list(range(10))

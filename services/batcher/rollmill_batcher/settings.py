@@ -12,8 +12,8 @@ from rollmill.models import StalenessBasis, StrategySpec
 from rollmill.settings import ServiceSettings
 from rollmill.strategies import BaseAdvantage, advantage_registry, group_scorer_registry
 from rollmill.topics import TRAJECTORIES
-from rollmill_batcher.groups.config import MICRO_BATCH_BYTES, Credit, GroupRules, Learning, Rules
-from rollmill_batcher.groups.eligibility import Treatment, Treatments
+from rollmill_batcher.groups.config import MICRO_BATCH_BYTES, BatcherConfig, Credit, GroupRules, Learning
+from rollmill_batcher.groups.eligibility import SamplePolicy, Treatment
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.staleness import Staleness, StalenessAction
 from rollmill_batcher.steps.group_ordering import StepOrder
@@ -75,9 +75,9 @@ class BatcherSettings(ServiceSettings):
     """Length that ``constant`` divides by."""
     drop_zero_variance: bool = False
     """True: groups of equal rewards, which teach nothing, make room for others."""
-    on_error: Treatment = Treatments.error
-    on_timeout: Treatment = Treatments.timeout
-    on_truncated: Treatment = Treatments.truncated
+    on_error: Treatment = SamplePolicy.error
+    on_timeout: Treatment = SamplePolicy.timeout
+    on_truncated: Treatment = SamplePolicy.truncated
     flush_seconds: float | None = Field(default=None, gt=0)
     """After this wait a step is cut with fewer groups. None: only at the end of the stream."""
     seed: NonNegativeInt = 0
@@ -111,16 +111,16 @@ class BatcherSettings(ServiceSettings):
             )
         return self
 
-    def rules(self) -> Rules:
+    def rules(self) -> BatcherConfig:
         """The constants of every cut. Raises ConfigurationError."""
-        return Rules(
+        return BatcherConfig(
             run=self.run,
             policy=self.policy,
             learning=Learning(self.advantage, self._strategy(), self.loss_weighting, self.loss_constant, self.credit),
             groups=self._group_rules(),
             scoring=self._scoring(),
             staleness=Staleness(self.max_staleness, self.staleness_action, self.staleness_basis),
-            treatments=Treatments(self.on_error, self.on_timeout, self.on_truncated),
+            treatments=SamplePolicy(self.on_error, self.on_timeout, self.on_truncated),
             groups_per_step=self.groups_per_step,
             tokens_per_step=self.tokens_per_step,
             order=self.step_order,

@@ -19,7 +19,7 @@ from rollmill.models import (
 )
 from rollmill.runtime.stream import NOTHING, InputRecord, Outputs, Processor, StateUpdate, StateView, TaskContext
 from rollmill.topics import ACKS, POLICIES, STATE_BATCHER, TRAJECTORIES
-from rollmill_batcher.groups.config import Rules
+from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.group import revision_of
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.state import (
@@ -41,7 +41,7 @@ from rollmill_batcher.steps.cut import STAGE, effects_of, exclusion_emit, propos
 from rollmill_batcher.steps.cut_metrics import ages
 from rollmill_batcher.steps.cut_planning import decide, excluded
 from rollmill_batcher.steps.resharding import placed_anew
-from rollmill_batcher.steps.reward_variance_monitor import Sameness
+from rollmill_batcher.steps.reward_variance_monitor import RewardVarianceMonitor
 
 TRAINER_EVENTS = StepAcknowledged | Rewound | EndOfStream | StepsReturned | StepsResharded
 OTHER_POLICY = "other_policy"
@@ -55,12 +55,12 @@ class BatcherStage(Processor[Held]):
     inputs = (TRAJECTORIES, POLICIES, ACKS)
     state_topic = STATE_BATCHER
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: BatcherConfig) -> None:
         self._rules = rules
         self._has_caught_up = False
         """Since this process started. Until then time stands still: members may wait in the backlog, and no
         deadline passes before they are read. Only delays cuts; each cut says what time it went by."""
-        self._sameness = Sameness()
+        self._sameness = RewardVarianceMonitor()
 
     def process(self, state: StateView[Held], record: InputRecord) -> Outputs:
         _check_run(progress_of(state), self._rules.run)

@@ -28,17 +28,17 @@ from rollmill.runtime.stream.processor import (
 )
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry
 from rollmill.topics import BUILT, COMPLETIONS, STATE_BUILDER, partition_of
-from rollmill_builder.merging.closed_session import EndedSession
+from rollmill_builder.merging.closed_session import ClosedSession
 from rollmill_builder.merging.sampled_calls import captured_units
 from rollmill_builder.sessions import outputs
 from rollmill_builder.sessions.finalize import finish
 from rollmill_builder.sessions.incremental_builder import folded
-from rollmill_builder.sessions.session_state import Closed, OpenSession, Sweep, marker_key, session_key
-from rollmill_builder.sessions.task_resources import MemoryLimits, Shard, Shards
+from rollmill_builder.sessions.session_state import ClosedMarker, OpenSession, Sweep, marker_key, session_key
+from rollmill_builder.sessions.task_resources import MemoryLimits, Shard, TaskResources
 from rollmill_builder.storage.changelog_records import OpenedDelta, read_delta, read_packed
 from rollmill_builder.storage.digests import call_digest, content_digest, id_hash
 
-BuilderState = OpenSession | Closed | Sweep
+BuilderState = OpenSession | ClosedMarker | Sweep
 Event = SessionOpened | CompletionRecord | SessionClosed | SessionExpired
 
 SWEEP_KEY = "sweep"
@@ -79,14 +79,14 @@ class BuilderStage(Processor[BuilderState]):
     ) -> None:
         self._largest = largest
         self._registry, self._partitions, self._late_window = registry, partitions, late_window
-        self._shards = Shards(lambda: Shard(expiry_seconds, memory or MemoryLimits()))
+        self._shards = TaskResources(lambda: Shard(expiry_seconds, memory or MemoryLimits()))
 
     def process(self, state: StateView[BuilderState], record: InputRecord) -> Outputs:
         event: Any = record.read()
         self._check_place(event, record)
         key = session_key(event.session_id, event.attempt)
         marker = state.get(marker_key(key))
-        if isinstance(marker, Closed):
+        if isinstance(marker, ClosedMarker):
             return _after_the_end(key, marker, event)
         session = state.get(key)
         if not isinstance(session, OpenSession):
@@ -99,7 +99,7 @@ class BuilderStage(Processor[BuilderState]):
             sweep: Sweep = read_packed(Sweep, payload)
             return sweep
         if key.endswith("/closed"):
-            marker: Closed = read_packed(Closed, payload)
+            marker: ClosedMarker = read_packed(ClosedMarker, payload)
             return marker
         return self._apply(key, value if isinstance(value, OpenSession) else None, payload)
 
@@ -177,9 +177,9 @@ class BuilderStage(Processor[BuilderState]):
 
     def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, ending: _Ending) -> Outputs:
         end = session.ended(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
-        ended = EndedSession(end, session.calls)
+        ended = ClosedSession(end, session.calls)
         trajectory, value, records = outputs.built(ended, finish(ended, self._registry, session.folded), self._largest)
-        marker = Closed(
+        marker = ClosedMarker(
             at=end.closed_at,
             attempt=end.attempt,
             digest=blake2b(value, digest_size=16).digest(),
@@ -212,7 +212,7 @@ class BuilderStage(Processor[BuilderState]):
 
     @staticmethod
     def _expired(state: StateView[BuilderState], before: float) -> Iterator[str]:
-        return (key for key, value in state.items() if isinstance(value, Closed) and value.at < before)
+        return (key for key, value in state.items() if isinstance(value, ClosedMarker) and value.at < before)
 
 
 def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Outputs:
@@ -229,7 +229,7 @@ def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Outputs
     return Outputs(outputs.captured(record), (StateUpdate(key, delta, manifest=manifest),), counts=counts)
 
 
-def _after_the_end(key: str, marker: Closed, event: Event) -> Outputs:
+def _after_the_end(key: str, marker: ClosedMarker, event: Event) -> Outputs:
     """Within the late window a known call is a duplicate, a new one is captured and excluded, once (rule S2)."""
     if not isinstance(event, CompletionRecord):
         return Outputs(counts={"after_close": 1})

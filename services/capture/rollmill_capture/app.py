@@ -24,31 +24,31 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import validate_session_spec
 from rollmill.topics import COMPLETIONS, OUTCOMES, POLICIES, SESSIONS
 from rollmill_capture.admission import Admission
-from rollmill_capture.apis.history_cache import Memory
-from rollmill_capture.coordination.membership import Fleet
-from rollmill_capture.coordination.policy_pauses import Gates
-from rollmill_capture.coordination.policy_versions import Announced
-from rollmill_capture.coordination.session_retention import Sweeper
+from rollmill_capture.apis.history_cache import HistoryCache
+from rollmill_capture.coordination.membership import Membership
+from rollmill_capture.coordination.policy_pauses import PolicyPauses
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.session_retention import SessionRetention
 from rollmill_capture.coordination.session_table import Position, SessionTable
-from rollmill_capture.coordination.sessions_topic import Board
-from rollmill_capture.event_log.event_writer import EventSink, LogSink
-from rollmill_capture.event_log.producer import KafkaLog
+from rollmill_capture.coordination.sessions_topic import SessionsTopic
+from rollmill_capture.event_log.event_writer import EventWriter, LogEventWriter
+from rollmill_capture.event_log.producer import KafkaEventProducer
 from rollmill_capture.event_log.spool import Spool, open_spool
 from rollmill_capture.http.admin import AdminApi
 from rollmill_capture.http.application import make_application
-from rollmill_capture.http.idempotency import Fence
+from rollmill_capture.http.idempotency import Idempotency
 from rollmill_capture.http.model_calls import Caller
 from rollmill_capture.http.routes import call_routes
 from rollmill_capture.http.server import listen, serve
-from rollmill_capture.http.session_resolver import SessionDesk
+from rollmill_capture.http.session_resolver import SessionResolver
 from rollmill_capture.http.sessions import SessionApi
 from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.capabilities import Engines
 from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.load_balancer import Places
+from rollmill_capture.upstream.load_balancer import LoadBalancer
 from rollmill_capture.upstream.model_routes import RouteTable
-from rollmill_capture.upstream.policy_pause import Pauses
+from rollmill_capture.upstream.policy_pause import CallGates
 from rollmill_capture.upstream.probe import Probe
 
 SPOOL_SECONDS = 10.0
@@ -59,14 +59,14 @@ HTTP = "http"
 
 
 @dataclass(frozen=True)
-class Parts:
+class CaptureParts:
     """What the HTTP application is made of; tests put fakes in place of the outside world."""
 
     settings: CaptureSettings
     sessions: SessionTable
     position: Position
-    announced: Announced
-    sink: EventSink
+    announced: AnnouncedVersions
+    sink: EventWriter
     upstream: Upstream
     clock: Clock
     metrics: Metrics
@@ -76,14 +76,14 @@ class Parts:
     """None: everything is admitted."""
     claims: ClaimCheck | None = None
     """None: every record lies in the log."""
-    fleet: Fleet | None = None
+    fleet: Membership | None = None
     """None: this replica is the only one."""
 
 
-def assemble(parts: Parts) -> Starlette:
+def assemble(parts: CaptureParts) -> Starlette:
     """The HTTP application."""
     settings, routes = parts.settings, RouteTable(parts.settings)
-    desk = SessionDesk(parts.sessions, parts.position, settings.lookup_seconds, settings.keys)
+    desk = SessionResolver(parts.sessions, parts.position, settings.lookup_seconds, settings.keys)
     admission = parts.admission or Admission({}, parts.announced.newest)
     sessions = SessionApi(
         desk=desk,
@@ -96,7 +96,7 @@ def assemble(parts: Parts) -> Starlette:
         admission=admission,
         validate=parts.validate,
     )
-    fleet = parts.fleet or Fleet(Gates(parts.upstream.pauses, parts.announced), parts.sink, parts.clock)
+    fleet = parts.fleet or Membership(PolicyPauses(parts.upstream.pauses, parts.announced), parts.sink, parts.clock)
     admin = AdminApi(desk, fleet.gates, fleet, parts.sink)
     recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics, parts.engines, parts.claims)
     caller = Caller(
@@ -105,11 +105,11 @@ def assemble(parts: Parts) -> Starlette:
         upstream=parts.upstream,
         recorder=recorder,
         engines=parts.engines,
-        memory=Memory(),
+        memory=HistoryCache(),
         request_bytes=settings.request_bytes,
         keep_alive_seconds=settings.keep_alive_seconds,
     )
-    fence = Fence(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
+    fence = Idempotency(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
     calls = call_routes(caller, lambda endpoint: fence.around(endpoint, desk.named_for_retries))
     return make_application(sessions, calls, admin)
 
@@ -128,10 +128,10 @@ class Program:
     def __init__(self, settings: CaptureSettings) -> None:
         self._settings = settings
         self._sessions = SessionTable()
-        self._announced = Announced()
+        self._announced = AnnouncedVersions()
         self._admission = Admission(settings.admission, self._announced.newest)
-        self._pauses = Pauses(settings.pause_seconds)
-        self._board = Board(self._sessions, Gates(self._pauses, self._announced))
+        self._pauses = CallGates(settings.pause_seconds)
+        self._board = SessionsTopic(self._sessions, PolicyPauses(self._pauses, self._announced))
         clients = KafkaClients(settings)
         self._session_reader = GlobalTable(
             clients, settings, SESSIONS, self._board.apply, _pass_over, forget=self._board.forget
@@ -166,7 +166,7 @@ class Program:
         ):
             if not await _before(context.stop, self._prepared(sink)):
                 return
-            fleet = Fleet(self._board.gates, sink, context.clock, self._board.replicas)
+            fleet = Membership(self._board.gates, sink, context.clock, self._board.replicas)
             app = assemble(self._parts(context, sink, client, engines, fleet))
             async with self._keeping_house(context, sink, fleet):
                 await self._listen(context, app)
@@ -181,9 +181,11 @@ class Program:
             await serve(app, listener, self._settings, context.stop)
 
     @asynccontextmanager
-    async def _keeping_house(self, context: ServiceContext, sink: LogSink, fleet: Fleet) -> AsyncIterator[None]:
+    async def _keeping_house(
+        self, context: ServiceContext, sink: LogEventWriter, fleet: Membership
+    ) -> AsyncIterator[None]:
         """Give signs of life until the last call is done, and tidy up where it is this replica's turn."""
-        sweeper = Sweeper(
+        sweeper = SessionRetention(
             table=self._sessions,
             fleet=fleet,
             admission=self._admission,
@@ -213,7 +215,7 @@ class Program:
             probing.cancel()
             await asyncio.wait((probing,))
 
-    async def _prepared(self, sink: LogSink) -> None:
+    async def _prepared(self, sink: LogEventWriter) -> None:
         await sink.emptied()
         await self._session_reader.caught_up()
         await self._policy_reader.caught_up()
@@ -222,11 +224,14 @@ class Program:
         self._admission.start()
 
     @asynccontextmanager
-    async def _sink(self, context: ServiceContext) -> AsyncIterator[LogSink]:
+    async def _sink(self, context: ServiceContext) -> AsyncIterator[LogEventWriter]:
         settings = self._settings
         seconds = settings.ack_seconds if settings.spool_dir is None else settings.spool_after_seconds
-        async with KafkaLog(context.clients, settings.prefix, seconds) as log, opened_spool(settings) as spool:
-            sink = LogSink(log, spool, context.metrics, failpoints=context.failpoints)
+        async with (
+            KafkaEventProducer(context.clients, settings.prefix, seconds) as log,
+            opened_spool(settings) as spool,
+        ):
+            sink = LogEventWriter(log, spool, context.metrics, failpoints=context.failpoints)
             draining = asyncio.create_task(sink.drain())
             try:
                 yield sink
@@ -237,18 +242,18 @@ class Program:
     def _parts(
         self,
         context: ServiceContext,
-        sink: EventSink,
+        sink: EventWriter,
         client: httpx.AsyncClient,
         engines: Engines,
-        fleet: Fleet,
-    ) -> Parts:
-        return Parts(
+        fleet: Membership,
+    ) -> CaptureParts:
+        return CaptureParts(
             settings=self._settings,
             sessions=self._sessions,
             position=self._session_reader,
             announced=self._announced,
             sink=sink,
-            upstream=Upstream(client, self._pauses, Places(self._settings.backoff_seconds)),
+            upstream=Upstream(client, self._pauses, LoadBalancer(self._settings.backoff_seconds)),
             clock=context.clock,
             metrics=context.metrics,
             engines=engines,
@@ -284,7 +289,7 @@ def _tell_room(spool: Spool, settings: CaptureSettings) -> None:
         )
 
 
-async def _emptied(sink: LogSink, settings: CaptureSettings) -> None:
+async def _emptied(sink: LogEventWriter, settings: CaptureSettings) -> None:
     """What is still spooled after this is sent by the next start."""
     if not await sink.emptied(min(SPOOL_SECONDS, settings.drain_seconds / 3)):
         structlog.get_logger().warning("records are left in the spool; the next start sends them")

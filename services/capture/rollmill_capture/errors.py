@@ -16,7 +16,7 @@ EVENT_STREAM = "text/event-stream"
 _TYPES = {400: "invalid_request_error", 404: "not_found_error", 409: "conflict_error", 422: "invalid_request_error"}
 
 
-class Shape(Protocol):
+class ErrorFormat(Protocol):
     """How one API says what is no reply."""
 
     @property
@@ -33,7 +33,7 @@ class Shape(Protocol):
         ...
 
 
-class OpenAiShape:
+class OpenAiErrorFormat:
     """Chat completions, completions, and everything that is capture's own."""
 
     keep_alive = b": keep-alive\n\n"
@@ -45,10 +45,10 @@ class OpenAiShape:
         return b"data: " + orjson.dumps(error_body(status, message)) + b"\n\n"
 
 
-OPENAI = OpenAiShape()
+OPENAI = OpenAiErrorFormat()
 
 
-class RefusalError(RollmillError):
+class ApiError(RollmillError):
     """A request that ends in an error; ``retry`` tells OpenAI's clients whether to try again by themselves."""
 
     def __init__(
@@ -66,7 +66,7 @@ class RefusalError(RollmillError):
         self.retry = retry
         self.retry_after = retry_after
 
-    def response(self, shape: Shape = OPENAI) -> Response:
+    def response(self, shape: ErrorFormat = OPENAI) -> Response:
         hints = {"retry-after": str(math.ceil(self.retry_after))} if self.retry else {"x-should-retry": "false"}
         return json_response(shape.error(self.status, str(self), self.param), self.status, hints)
 

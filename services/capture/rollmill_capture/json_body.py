@@ -8,10 +8,10 @@ import orjson
 from starlette.requests import Request
 
 from rollmill.errors import InvalidInputError
-from rollmill_capture.errors import RefusalError
+from rollmill_capture.errors import ApiError
 
 
-def lasting(raw: bytes) -> bytes:
+def compact_copy(raw: bytes) -> bytes:
     """The same bytes in just the room that they take, for what is kept: what orjson gives holds on to all the room that
     it had set aside, several times the text.
     """
@@ -25,7 +25,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     async for piece in request.stream():
         size += len(piece)
         if size > limit:
-            raise RefusalError(413, f"the request is over {limit} bytes")
+            raise ApiError(413, f"the request is over {limit} bytes")
         pieces.append(piece)
     return b"".join(pieces)
 

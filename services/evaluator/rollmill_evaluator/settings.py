@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from rollmill.settings import ServiceSettings
 from rollmill.strategies import ExternalService, ResourceClass
 from rollmill.topics import EVALUATIONS
-from rollmill_evaluator.consumer.concurrent_consumer import GroupLimits
+from rollmill_evaluator.consumer.concurrent_consumer import ConsumerLimits
 from rollmill_evaluator.grading import Limits
 from rollmill_evaluator.sandbox.selection import SandboxOptions
 
@@ -103,7 +103,7 @@ class EvaluatorSettings(ServiceSettings):
         return ExternalService(self.webhook_url, _revealed(self.webhook_api_key), _revealed(self.webhook_signing_key))
 
     @property
-    def webhook_limits(self) -> GroupLimits:
+    def webhook_limits(self) -> ConsumerLimits:
         return replace(self.group_limits, records=self.webhook_records)
 
     @property
@@ -131,8 +131,8 @@ class EvaluatorSettings(ServiceSettings):
         )
 
     @property
-    def group_limits(self) -> GroupLimits:
-        return GroupLimits(
+    def group_limits(self) -> ConsumerLimits:
+        return ConsumerLimits(
             records=self.evaluator_records,
             bytes=self.evaluator_bytes,
             poll_seconds=self.poll_ms / 1000,

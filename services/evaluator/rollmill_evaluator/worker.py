@@ -13,8 +13,8 @@ from rollmill.runtime.app import ServiceContext
 from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.strategies import EvaluationContext, ResourceClass, evaluator_registry
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
-from rollmill_evaluator.consumer.concurrent_consumer import Group
-from rollmill_evaluator.delivery.record_handler import Answering, Publish
+from rollmill_evaluator.consumer.concurrent_consumer import ConcurrentConsumer
+from rollmill_evaluator.delivery.record_handler import Publish, RecordHandler
 from rollmill_evaluator.grading import Grader
 from rollmill_evaluator.sandbox.selection import container_sandbox, local_sandbox
 from rollmill_evaluator.settings import EvaluatorSettings
@@ -42,7 +42,7 @@ async def work(context: ServiceContext) -> None:
 async def _member(
     context: ServiceContext, settings: EvaluatorSettings, grader: Grader, resource_class: ResourceClass
 ) -> None:
-    answering = Answering(
+    answering = RecordHandler(
         grader=grader,
         publish=publisher(context, settings),
         metrics=context.metrics,
@@ -53,7 +53,7 @@ async def _member(
         claims=ClaimCheck.of(settings),
         failpoints=context.failpoints,
     )
-    group = Group(
+    group = ConcurrentConsumer(
         answering.answer,
         topic=BUILT,
         prefix=settings.prefix,
@@ -70,7 +70,7 @@ def group_id(prefix: str, resource_class: ResourceClass) -> str:
     return f"{prefix}{NAME}.{resource_class.label}"
 
 
-async def membership(group: Group, context: ServiceContext, name: str) -> None:
+async def membership(group: ConcurrentConsumer, context: ServiceContext, name: str) -> None:
     """Run a group until ``context.stop``; ready, as part ``name``, while it is joined."""
     context.health.expect(name)
     announcing = asyncio.create_task(_announce(group, context, name))
@@ -93,7 +93,7 @@ def surroundings(settings: EvaluatorSettings) -> EvaluationContext:
     )
 
 
-async def _announce(group: Group, context: ServiceContext, name: str) -> None:
+async def _announce(group: ConcurrentConsumer, context: ServiceContext, name: str) -> None:
     await group.joined.wait()
     context.health.ready(name)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rollmill.models import LARGEST_REWARD, RewardRule
-from rollmill_reward_merger.trace_rewards import Values, Word
+from rollmill_reward_merger.trace_rewards import TraceReward, Values
 
-Shared = tuple[float, Word]
+Shared = tuple[float, TraceReward]
 """An evaluator's share, and what it says of a trace."""
 
 
@@ -18,7 +18,7 @@ class OutOfRangeError(ArithmeticError):
     """The combination is no number that a batch holds."""
 
 
-def combine(rule: RewardRule, parts: Sequence[Shared]) -> Word:
+def combine(rule: RewardRule, parts: Sequence[Shared]) -> TraceReward:
     """The word of all on one trace. Raises OutOfRangeError."""
     pick = PICKS.get(rule)
     word = _sum(parts) if pick is None else pick([word for _, word in parts])
@@ -54,12 +54,12 @@ def extreme(values: Sequence[float | None], choose: Callable[[list[float]], floa
     return choose(known) if known and len(known) == len(values) else None
 
 
-def _sum(parts: Sequence[Shared]) -> Word:
+def _sum(parts: Sequence[Shared]) -> TraceReward:
     reward = weighted([(share, word.reward) for share, word in parts])
     shaped = [(share, word) for share, word in parts if word.tokens is not None]
     if not shaped:
-        return Word(reward)
-    return Word(reward, _tokens(shaped), _turns(shaped))
+        return TraceReward(reward)
+    return TraceReward(reward, _tokens(shaped), _turns(shaped))
 
 
 def _tokens(shaped: Sequence[Shared]) -> Values:
@@ -83,25 +83,25 @@ def _turn(parts: Sequence[tuple[float, float | None]]) -> float | None:
     return weighted(said) if said else None
 
 
-def _least(words: Sequence[Word]) -> Word:
+def _least(words: Sequence[TraceReward]) -> TraceReward:
     return _extreme(words, min)
 
 
-def _greatest(words: Sequence[Word]) -> Word:
+def _greatest(words: Sequence[TraceReward]) -> TraceReward:
     return _extreme(words, max)
 
 
-def _extreme(words: Sequence[Word], choose: Callable[[list[float]], float]) -> Word:
+def _extreme(words: Sequence[TraceReward], choose: Callable[[list[float]], float]) -> TraceReward:
     value = extreme([word.reward for word in words], choose)
-    return Word(None) if value is None else next(word for word in words if word.reward == value)
+    return TraceReward(None) if value is None else next(word for word in words if word.reward == value)
 
 
-def _only(words: Sequence[Word]) -> Word:
+def _only(words: Sequence[TraceReward]) -> TraceReward:
     (word,) = words
     return word
 
 
-PICKS: dict[RewardRule, Callable[[Sequence[Word]], Word]] = {
+PICKS: dict[RewardRule, Callable[[Sequence[TraceReward]], TraceReward]] = {
     RewardRule.MIN: _least,
     RewardRule.MAX: _greatest,
     RewardRule.FIRST: _only,

@@ -32,7 +32,7 @@ from rollmill.models import (
     TrajectoryStatus,
 )
 from rollmill_reward_merger.combining import OutOfRangeError, combine, extreme, weighted
-from rollmill_reward_merger.trace_rewards import SHAPED, Word, is_shaped, mismatch, words
+from rollmill_reward_merger.trace_rewards import SHAPED, TraceReward, is_shaped, mismatch, words
 
 DEADLINE = "deadline"
 NO_EVALUATOR = "no_evaluator"
@@ -54,7 +54,7 @@ class Counting:
 class Verdict:
     """What the counting evaluations give together."""
 
-    traces: tuple[Word, ...]
+    traces: tuple[TraceReward, ...]
     outcome: float | None = None
     ungraded_reason: str | None = None
     error: str | None = None
@@ -83,7 +83,7 @@ def merge(trajectory: Trajectory, evaluations: Sequence[Evaluation]) -> Trajecto
     )
 
 
-def rewarded_trace(trace: Trace, word: Word) -> Trace:
+def rewarded_trace(trace: Trace, word: TraceReward) -> Trace:
     """``trace`` with what is said of it, in float32 where tokens are meant."""
     if word.tokens is None:
         return trace.replace(reward=word.reward)
@@ -141,7 +141,7 @@ def _normalised(weights: Mapping[str, float]) -> dict[str, float]:
 def judge(trajectory: Trajectory, counting: Sequence[Counting]) -> Verdict:
     """The rewards that the counting slots give."""
     traces = trajectory.traces
-    nothing = (Word(None),) * len(traces)
+    nothing = (TraceReward(None),) * len(traces)
     if not counting:
         return Verdict(nothing, ungraded_reason=NO_EVALUATOR)
     for item in counting:

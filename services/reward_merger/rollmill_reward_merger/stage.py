@@ -16,7 +16,7 @@ from rollmill_reward_merger.state import (
     CLOSED_OF,
     EVALUATIONS_OF,
     Built,
-    Closed,
+    ClosedMarker,
     Held,
     fingerprint,
     fold,
@@ -88,7 +88,7 @@ def _built(state: StateView[Held], trajectory: Trajectory, largest: int) -> Outp
     key, payload = key_of(trajectory), pack_trajectory(trajectory)
     digest = short_hash(payload)
     earlier = state.get(key) or state.get(key + CLOSED_OF)
-    if isinstance(earlier, (Built, Closed)):
+    if isinstance(earlier, (Built, ClosedMarker)):
         return _again(trajectory, same=earlier.digest == digest)
     _refuse_too_large(trajectory, len(payload), largest - HEADROOM)
     said = answers_to(state, key)
@@ -119,7 +119,7 @@ def _refuse_too_large(trajectory: Trajectory, size: int, limit: int) -> None:
 def _evaluation(state: StateView[Held], evaluation: Evaluation, largest: int) -> Outputs:
     key = key_of(evaluation)
     marker = state.get(key + CLOSED_OF)
-    if isinstance(marker, Closed):
+    if isinstance(marker, ClosedMarker):
         return _after_the_end(key, marker, evaluation)
     said = answers_to(state, key)
     earlier = next((item for item in said if item.evaluation_id == evaluation.evaluation_id), None)
@@ -191,12 +191,12 @@ def _close(
     counts: Mapping[str, float],
 ) -> Outputs:
     known = tuple(fingerprint(item) for item in said if not is_timer(item))
-    marker = StateUpdate(key + CLOSED_OF, pack_closed(Closed(closing.at, digest, known)), replaces=True)
+    marker = StateUpdate(key + CLOSED_OF, pack_closed(ClosedMarker(closing.at, digest, known)), replaces=True)
     ends = (key, key + EVALUATIONS_OF)
     return Outputs(records=emits, updates=(marker,), deletes=ends, counts={**counts, "revisions_closed": 1})
 
 
-def _after_the_end(key: str, marker: Closed, evaluation: Evaluation) -> Outputs:
+def _after_the_end(key: str, marker: ClosedMarker, evaluation: Evaluation) -> Outputs:
     if is_asked(evaluation, Timer.FORGOTTEN):
         return Outputs(deletes=(key + CLOSED_OF,), counts={"markers_forgotten": 1})
     same = marker.recall(evaluation)

@@ -40,14 +40,14 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Answers:
+class PendingEvaluations:
     """What was said, in the order of the evaluations partition, each id once."""
 
     evaluations: tuple[Evaluation, ...]
 
 
 @dataclass(frozen=True)
-class Closed:
+class ClosedMarker:
     """A session that takes no more revisions."""
 
     at: float
@@ -64,7 +64,7 @@ class Closed:
         return None if said is None else said == fingerprint(evaluation)
 
 
-Held = Built | Answers | Closed
+Held = Built | PendingEvaluations | ClosedMarker
 
 
 def key_of(record: Trajectory | Evaluation) -> str:
@@ -87,8 +87,8 @@ def fold(key: str, value: Held | None, payload: bytes) -> Held:
         return unpack_closed(payload)
     if not key.endswith(EVALUATIONS_OF):
         return Built(decode(Trajectory, payload), short_hash(payload))
-    before = value.evaluations if isinstance(value, Answers) else ()
-    return Answers((*before, decode(Evaluation, payload)))
+    before = value.evaluations if isinstance(value, PendingEvaluations) else ()
+    return PendingEvaluations((*before, decode(Evaluation, payload)))
 
 
 def pack_trajectory(trajectory: Trajectory) -> bytes:
@@ -99,11 +99,11 @@ def pack_evaluation(evaluation: Evaluation) -> bytes:
     return encode(evaluation, MSGPACK)
 
 
-def pack_closed(closed: Closed) -> bytes:
+def pack_closed(closed: ClosedMarker) -> bytes:
     return AT.pack(closed.at) + closed.digest + b"".join(closed.known)
 
 
-def unpack_closed(payload: bytes) -> Closed:
+def unpack_closed(payload: bytes) -> ClosedMarker:
     digest, known = payload[AT.size : AT.size + HASH], payload[AT.size + HASH :]
     parts = tuple(known[start : start + 2 * HASH] for start in range(0, len(known), 2 * HASH))
-    return Closed(AT.unpack_from(payload)[0], digest, parts)
+    return ClosedMarker(AT.unpack_from(payload)[0], digest, parts)

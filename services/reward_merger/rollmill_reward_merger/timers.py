@@ -17,7 +17,7 @@ from enum import StrEnum
 from rollmill.models import Evaluation, dump_json
 from rollmill.runtime.stream.processor import StateView
 from rollmill_reward_merger.revisions import complete_at
-from rollmill_reward_merger.state import CLOSED_OF, EVALUATIONS_OF, Answers, Built, Closed, Held
+from rollmill_reward_merger.state import CLOSED_OF, EVALUATIONS_OF, Built, ClosedMarker, Held, PendingEvaluations
 
 SCAN_SECONDS = 1.0
 """Least time between two looks at the whole state."""
@@ -110,7 +110,9 @@ class Watch:
         return fresh
 
     def _look(self, state: StateView[Held], key: str, value: Held, now: float) -> Watched:
-        beside = state.get(key.removesuffix(EVALUATIONS_OF) if isinstance(value, Answers) else key + EVALUATIONS_OF)
+        beside = state.get(
+            key.removesuffix(EVALUATIONS_OF) if isinstance(value, PendingEvaluations) else key + EVALUATIONS_OF
+        )
         before = self._watched.get(key)
         if before is not None and before.value is value and before.beside is beside:
             return before
@@ -121,8 +123,10 @@ class Watch:
 def next_due(key: str, value: Held, beside: Held | None, seen: float, windows: Windows) -> Due | None:
     """The timer of one state key, ``seen`` first at that time; None for evaluations of a known trajectory."""
     if isinstance(value, Built):
-        return _of_built(key, value, beside.evaluations if isinstance(beside, Answers) else (), seen, windows)
-    if isinstance(value, Closed):
+        return _of_built(
+            key, value, beside.evaluations if isinstance(beside, PendingEvaluations) else (), seen, windows
+        )
+    if isinstance(value, ClosedMarker):
         at = _since(value.at, seen) + windows.markers
         return Due(Timer.FORGOTTEN, key.removesuffix(CLOSED_OF), value.digest, at)
     if beside is not None:
@@ -146,4 +150,4 @@ def _since(at: float, seen: float) -> float:
 def answers_to(state: StateView[Held], key: str) -> tuple[Evaluation, ...]:
     """Everything said of the session under ``key``."""
     value = state.get(key + EVALUATIONS_OF)
-    return value.evaluations if isinstance(value, Answers) else ()
+    return value.evaluations if isinstance(value, PendingEvaluations) else ()

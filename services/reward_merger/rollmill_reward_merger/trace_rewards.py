@@ -33,7 +33,7 @@ class Mismatch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Word:
+class TraceReward:
     """Of one trace. ``tokens`` [r] float64 and ``turns`` are None where nothing is given inside."""
 
     reward: float | None
@@ -45,22 +45,22 @@ def is_shaped(evaluation: Evaluation) -> bool:
     return evaluation.turn_rewards is not None or evaluation.token_rewards is not None
 
 
-def words(traces: Sequence[Trace], evaluation: Evaluation, *, shaped: bool) -> tuple[Word, ...]:
+def words(traces: Sequence[Trace], evaluation: Evaluation, *, shaped: bool) -> tuple[TraceReward, ...]:
     """One word per trace; the evaluation has to fit them (`mismatch`).
 
     ``shaped``: rewards go to the tokens, because this or another evaluation gives some inside.
     """
     rewards = _rewards(traces, evaluation)
     if not shaped:
-        return tuple(Word(reward) for reward in rewards)
+        return tuple(TraceReward(reward) for reward in rewards)
     inside = [_inside(place, trace, evaluation) for place, trace in enumerate(traces)]
     turns = evaluation.turn_rewards or (None,) * len(traces)
     if evaluation.outcome_reward is None and evaluation.trace_rewards is None:
         given = zip(traces, inside, turns, strict=True)
-        return tuple(Word(float(values.sum()), values, turn) for _, values, turn in given)
+        return tuple(TraceReward(float(values.sum()), values, turn) for _, values, turn in given)
     for place, amount in _at_the_ends(traces, evaluation):
         inside[place][_last_sampled(traces[place])] += amount
-    return tuple(Word(reward, values, turn) for reward, values, turn in zip(rewards, inside, turns, strict=True))
+    return tuple(TraceReward(reward, values, turn) for reward, values, turn in zip(rewards, inside, turns, strict=True))
 
 
 def mismatch(traces: Sequence[Trace], evaluation: Evaluation) -> Mismatch | None:

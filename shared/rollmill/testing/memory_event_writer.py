@@ -26,7 +26,7 @@ class Appended:
 
 
 @dataclass
-class MemorySink:
+class MemoryEventWriter:
     """Clear ``open`` to hold every acknowledgement back; set ``failure`` or ``doubt`` to raise it."""
 
     appended: list[Appended] = field(default_factory=list)

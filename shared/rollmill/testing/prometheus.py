@@ -6,13 +6,13 @@ import shutil
 
 import pytest
 
-from rollmill.testing.requirements import absent
+from rollmill.testing.requirements import require_or_skip
 
 
 def _program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        absent(f"{name} is not on the PATH; `make test` gets it where Debian's packages can be had")
+        require_or_skip(f"{name} is not on the PATH; `make test` gets it where Debian's packages can be had")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 
-def absent(why: str) -> NoReturn:
+def require_or_skip(why: str) -> NoReturn:
     """What `make test` gets is missing: a person may go on without it, CI must not pass without having tried it."""
     if os.environ.get("CI"):
         pytest.fail(why)

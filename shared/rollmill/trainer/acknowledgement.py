@@ -9,13 +9,13 @@ from rollmill.models import BatchHeader, Disposition, Record, StepAcknowledged, 
 from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.settings import KafkaSettings
 from rollmill.topics import ACKS, OUTCOMES, Topic, partition_of
-from rollmill.trainer.batches.staleness_filter import Verdict
+from rollmill.trainer.batches.staleness_filter import FilterResult
 
 STAGE = "trainer"
 STALE = "stale_at_hand_over"
 
 
-def outcomes(header: BatchHeader, verdict: Verdict, at: float) -> Iterator[TokenDisposition]:
+def outcomes(header: BatchHeader, verdict: FilterResult, at: float) -> Iterator[TokenDisposition]:
     """Trained or excluded, for each trace of the header's own rank; other ranks write their own."""
     for row, kept in zip(header.table, verdict.kept, strict=True):
         if row.rank == header.rank:
@@ -47,7 +47,9 @@ def acknowledgement(header: BatchHeader, at: float) -> StepAcknowledged:
     )
 
 
-def closing_records(header: BatchHeader, verdict: Verdict, at: float, settings: KafkaSettings) -> list[ProducerRecord]:
+def closing_records(
+    header: BatchHeader, verdict: FilterResult, at: float, settings: KafkaSettings
+) -> list[ProducerRecord]:
     """Everything that the acknowledgement of a step writes, beside the offset."""
     closed = [outgoing(OUTCOMES, item.session_id, item, settings) for item in outcomes(header, verdict, at)]
     return [*closed, outgoing(ACKS, str(header.rank), acknowledgement(header, at), settings)]

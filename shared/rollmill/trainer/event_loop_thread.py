@@ -12,7 +12,7 @@ from rollmill.errors import FatalError
 T = TypeVar("T")
 
 
-class LoopThread:
+class EventLoopThread:
     """Runs coroutines for callers of other threads. Starts at the first `call`; `close` ends it for good."""
 
     def __init__(self, name: str) -> None:

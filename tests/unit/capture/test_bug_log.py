@@ -33,11 +33,11 @@ from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionS
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import Parts, assemble
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.app import CaptureParts, assemble
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.proxy.reasoning_parser import read_text
 from rollmill_capture.settings import CaptureSettings, Route
@@ -58,7 +58,7 @@ class Rig:
 
     answer: Answer
     settings: CaptureSettings = field(default_factory=CaptureSettings)
-    sink: MemorySink = field(default_factory=MemorySink)
+    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     metrics: Metrics = field(default_factory=lambda: Metrics("capture"))
     asked: list[bytes] = field(default_factory=list)
 
@@ -66,11 +66,11 @@ class Rig:
         sessions = SessionTable()
         sessions.apply(SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0))
         self.app = assemble(
-            Parts(
+            CaptureParts(
                 settings=self.settings,
                 sessions=sessions,
                 position=CaughtUp(),
-                announced=Announced(),
+                announced=AnnouncedVersions(),
                 sink=self.sink,
                 upstream=Upstream(httpx.AsyncClient(transport=httpx.MockTransport(self._answer))),
                 clock=ManualClock(),

@@ -24,11 +24,11 @@ from rollmill.models import (
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import Parts, assemble
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.app import CaptureParts, assemble
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.settings import CaptureSettings, Route, VersionSource
@@ -47,8 +47,8 @@ class Rig:
 
     answer: Callable[[httpx.Request], httpx.Response]
     settings: CaptureSettings = field(default_factory=lambda: CaptureSettings(upstream="http://engine/v1"))
-    sink: MemorySink = field(default_factory=MemorySink)
-    announced: Announced = field(default_factory=Announced)
+    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    announced: AnnouncedVersions = field(default_factory=AnnouncedVersions)
     asked: list[httpx.Request] = field(default_factory=list)
     sessions: SessionTable = field(default_factory=SessionTable)
 
@@ -56,7 +56,7 @@ class Rig:
         self.sessions.apply(entry("s1"))
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         self.app: Starlette = assemble(
-            Parts(
+            CaptureParts(
                 settings=self.settings,
                 sessions=self.sessions,
                 position=CaughtUp(),

@@ -10,11 +10,18 @@ from typing import Any
 import orjson
 import pytest
 
-from rollmill_capture.upstream.formats import Reading
+from rollmill_capture.upstream.formats import ParsedReply
 from rollmill_capture.upstream.formats.logprobs import as_ids
-from rollmill_capture.upstream.formats.parser_failures import oddities
+from rollmill_capture.upstream.formats.parser_failures import parser_failures
 from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
-from rollmill_capture.upstream.formats.wire_format import CHAT, COMPLETIONS, GENERATE, RESPONSES, TOKENS, Wire
+from rollmill_capture.upstream.formats.upstream_format import (
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    RESPONSES,
+    TOKENS,
+    UpstreamFormat,
+)
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, **choice: Any) -> dict[str, Any]:
@@ -74,7 +81,7 @@ def test_calls_without_an_index_are_told_apart_by_their_place() -> None:
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == ["{}", "[]"]
 
 
-def generated(*chunks: dict[str, Any], prompt: list[int] | None = None) -> Reading:
+def generated(*chunks: dict[str, Any], prompt: list[int] | None = None) -> ParsedReply:
     assembler = GENERATE.assembler(1, as_ids(prompt))
     for item in chunks:
         assembler.add(item)
@@ -94,7 +101,7 @@ def native(
     return {"text": "", "output_ids": ids, "meta_info": meta}
 
 
-def found(reading: Reading) -> tuple[list[int] | None, list[float] | None, str | None]:
+def found(reading: ParsedReply) -> tuple[list[int] | None, list[float] | None, str | None]:
     (choice,) = reading.choices
     ids = None if choice.token_ids is None else choice.token_ids.tolist()
     logprobs = None if choice.logprobs is None else choice.logprobs.tolist()
@@ -233,7 +240,7 @@ def test_a_completions_stream_reads_like_its_whole_body() -> None:
     ],
 )
 def test_signs_of_a_parser_that_failed(message: Any, signs: list[str]) -> None:
-    assert oddities(orjson.dumps(message)) == signs
+    assert parser_failures(orjson.dumps(message)) == signs
 
 
 @pytest.mark.parametrize(
@@ -253,7 +260,7 @@ def test_signs_of_a_parser_that_failed(message: Any, signs: list[str]) -> None:
     ],
 )
 def test_each_engine_is_asked_in_its_own_words(
-    kind: EngineKind, wire: Wire, fields: dict[str, Any], added: list[str]
+    kind: EngineKind, wire: UpstreamFormat, fields: dict[str, Any], added: list[str]
 ) -> None:
     assert ask(kind, wire, fields)[1] == added
 

@@ -4,12 +4,14 @@ import asyncio
 from typing import Any
 
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill_capture.http.idempotency import SETTLED, Fence
+from rollmill_capture.http.idempotency import SETTLED, Idempotency
 
 PIECES = 50
 
 
-async def asked(fence: Fence, app: Any, key: bytes, *body: bytes, path: str = "/v1/messages") -> list[dict[str, Any]]:
+async def asked(
+    fence: Idempotency, app: Any, key: bytes, *body: bytes, path: str = "/v1/messages"
+) -> list[dict[str, Any]]:
     """One request with an idempotency key, its body in pieces; the messages that the client got."""
     got: list[dict[str, Any]] = []
     pieces = list(body) or [b""]
@@ -40,7 +42,7 @@ async def failing(*_: Any) -> None:
 
 
 async def test_a_call_that_runs_for_long_does_not_keep_the_replies_that_came_after_it() -> None:
-    fence, running, ended = Fence(Metrics("capture"), room=10 * PIECES), asyncio.Event(), asyncio.Event()
+    fence, running, ended = Idempotency(Metrics("capture"), room=10 * PIECES), asyncio.Event(), asyncio.Event()
 
     async def slow(*_: Any) -> None:
         running.set()
@@ -57,7 +59,7 @@ async def test_a_call_that_runs_for_long_does_not_keep_the_replies_that_came_aft
 
 
 async def test_a_stream_is_kept_as_one_piece_and_played_again_as_it_was() -> None:
-    fence = Fence(Metrics("capture"))
+    fence = Idempotency(Metrics("capture"))
     first = await asked(fence, streaming, b"k")
     again = await asked(fence, failing, b"k")
     assert len(first) == PIECES + 2
@@ -67,7 +69,7 @@ async def test_a_stream_is_kept_as_one_piece_and_played_again_as_it_was() -> Non
 
 async def test_keys_of_failed_calls_are_bounded_too(monkeypatch: Any) -> None:
     monkeypatch.setattr("rollmill_capture.http.idempotency.MOST_KEYS", 20)
-    fence = Fence(Metrics("capture"))
+    fence = Idempotency(Metrics("capture"))
     for number in range(100):
         await asked(fence, failing, b"%d" % number)
     assert len(fence._turns) == len(fence._over) == 20
@@ -75,7 +77,7 @@ async def test_keys_of_failed_calls_are_bounded_too(monkeypatch: Any) -> None:
 
 async def test_what_is_made_again_is_counted_once() -> None:
     now = 0.0
-    fence = Fence(Metrics("capture"), seconds=10.0, now=lambda: now)
+    fence = Idempotency(Metrics("capture"), seconds=10.0, now=lambda: now)
     for _ in range(3):
         await asked(fence, streaming, b"k")
         now += 20.0
@@ -83,7 +85,7 @@ async def test_what_is_made_again_is_counted_once() -> None:
 
 
 async def test_one_key_for_two_questions_is_refused_and_no_reply_is_given_to_another_question() -> None:
-    fence = Fence(Metrics("capture"))
+    fence = Idempotency(Metrics("capture"))
     first = await asked(fence, streaming, b"k", b'{"a":', b"1}")
     assert (await asked(fence, failing, b"k", b'{"a":1', b"}"))[-1]["body"] == b"x" * PIECES
     for body, path in ((b'{"a":2}', "/v1/messages"), (b'{"a":1}', "/v1/responses")):

@@ -10,28 +10,28 @@ from rollmill.codec import Headers
 from rollmill.models import PauseMode, PolicyPause, PolicyVersion, SessionEntry, SessionSpec, SessionState
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.topics import SESSIONS, Topic
 from rollmill_capture.admission import Admission
-from rollmill_capture.coordination.membership import ALIVE_SECONDS, BURIAL_SECONDS, Fleet
-from rollmill_capture.coordination.policy_pauses import Gates
-from rollmill_capture.coordination.policy_versions import Announced
-from rollmill_capture.coordination.session_retention import Sweeper
+from rollmill_capture.coordination.membership import ALIVE_SECONDS, BURIAL_SECONDS, Membership
+from rollmill_capture.coordination.policy_pauses import PolicyPauses
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.session_retention import SessionRetention
 from rollmill_capture.coordination.session_table import SessionTable
-from rollmill_capture.coordination.sessions_topic import Board
+from rollmill_capture.coordination.sessions_topic import SessionsTopic
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream.policy_pause import Pauses
+from rollmill_capture.upstream.policy_pause import CallGates
 
 WAIT = 5.0
 RETENTION = 100.0
 
 
 @dataclass
-class Topicful(MemorySink):
+class Topicful(MemoryEventWriter):
     """A log that every replica reads at once, in one order."""
 
-    readers: list[Board] = field(default_factory=list)
+    readers: list[SessionsTopic] = field(default_factory=list)
     held_back: list[tuple[str, bytes | None, Headers]] | None = None
     """A list: what is told goes here instead, until a test lets it through."""
 
@@ -60,16 +60,16 @@ class Replica:
     name: str
     log: Topicful
     clock: ManualClock
-    pauses: Pauses = field(default_factory=lambda: Pauses(WAIT))
+    pauses: CallGates = field(default_factory=lambda: CallGates(WAIT))
 
     def __post_init__(self) -> None:
-        self.table, self.announced = SessionTable(), Announced()
-        self.board = Board(self.table, Gates(self.pauses, self.announced))
+        self.table, self.announced = SessionTable(), AnnouncedVersions()
+        self.board = SessionsTopic(self.table, PolicyPauses(self.pauses, self.announced))
         for item in self.log.appended:
             self.board.apply(item.key, item.record)
         self.log.readers.append(self.board)
-        self.fleet = Fleet(self.board.gates, self.log, self.clock, self.board.replicas, self.name)
-        self.sweeper = Sweeper(
+        self.fleet = Membership(self.board.gates, self.log, self.clock, self.board.replicas, self.name)
+        self.sweeper = SessionRetention(
             table=self.table,
             fleet=self.fleet,
             admission=Admission({}, self.announced.newest),
@@ -162,7 +162,7 @@ async def test_a_tombstone_that_a_later_attempt_has_overtaken_forgets_nothing_an
 
 async def test_a_table_read_anew_has_what_the_topic_says_tombstones_and_all() -> None:
     table = SessionTable()
-    board = Board(table, Gates(Pauses(), Announced()))
+    board = SessionsTopic(table, PolicyPauses(CallGates(), AnnouncedVersions()))
     board.apply("s", closed("s", 5.0))
     board.forget("s", (("attempt", b"1"),))
     assert len(table) == 0
@@ -251,7 +251,7 @@ async def test_a_resume_at_any_replica_brings_the_version_to_all() -> None:
 
 
 def test_an_older_gate_changes_nothing_and_of_equal_ones_the_later_in_the_log_holds() -> None:
-    gates = Gates(Pauses(), Announced())
+    gates = PolicyPauses(CallGates(), AnnouncedVersions())
     gates.apply(PolicyPause(policy="p", number=2, mode=None))
     gates.apply(PolicyPause(policy="p", number=1, mode=PauseMode.WAIT))
     assert not gates.pauses.status("p")["paused"]
@@ -260,9 +260,9 @@ def test_an_older_gate_changes_nothing_and_of_equal_ones_the_later_in_the_log_ho
 
 
 def test_a_replica_that_starts_during_a_pause_is_paused_and_knows_the_version() -> None:
-    gates = Gates(Pauses(), Announced())
+    gates = PolicyPauses(CallGates(), AnnouncedVersions())
     gates.apply(PolicyPause(policy="p", number=1, mode=None, version=PolicyVersion(0, 3)))
-    late = Board(SessionTable(), Gates(Pauses(), Announced()))
+    late = SessionsTopic(SessionTable(), PolicyPauses(CallGates(), AnnouncedVersions()))
     pause = gates.next("p", PauseMode.WAIT)
     late.apply(pause.key, pause)
     assert late.gates.pauses.status("p")["paused"]

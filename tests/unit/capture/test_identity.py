@@ -17,12 +17,12 @@ from rollmill.models import CallStatus, CompletionRecord
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS, SESSIONS
-from rollmill_capture.app import Parts, assemble
+from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.auth import Keys, digest_of, presented_key
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
@@ -39,7 +39,7 @@ CALL = "/v1/chat/completions"
 @dataclass
 class Rig:
     settings: CaptureSettings = field(default_factory=lambda: CaptureSettings(host="0.0.0.0", api_keys=KEYS))
-    sink: MemorySink = field(default_factory=MemorySink)
+    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     table: SessionTable = field(default_factory=SessionTable)
     metrics: Metrics = field(default_factory=lambda: Metrics("capture"))
     engine: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,11 +51,11 @@ class Rig:
         self.engine.set()
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         self.app = assemble(
-            Parts(
+            CaptureParts(
                 settings=self.settings,
                 sessions=self.table,
                 position=CaughtUp(),
-                announced=Announced(),
+                announced=AnnouncedVersions(),
                 sink=self.sink,
                 upstream=Upstream(client),
                 clock=ManualClock(),

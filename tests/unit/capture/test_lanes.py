@@ -10,7 +10,7 @@ import pytest
 
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.connection_pool import LaneTransport
+from rollmill_capture.upstream.connection_pool import PooledTransport
 from rollmill_capture.upstream.model_routes import Target
 
 WAIT = 5.0
@@ -47,7 +47,7 @@ class Lanes:
     made: list[Lane] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.transport = LaneTransport(self._make, lanes=self.limit, idle_seconds=self.idle_seconds)
+        self.transport = PooledTransport(self._make, lanes=self.limit, idle_seconds=self.idle_seconds)
 
     def _make(self) -> Lane:
         self.made.append(Lane())

@@ -10,9 +10,9 @@ from rollmill.models import CompletionRecord
 from rollmill.runtime.claim_check import BlobReference, ClaimCheck, is_reference
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.settings import CaptureSettings
 
@@ -25,7 +25,9 @@ def settings(tmp_path: Path) -> CaptureSettings:
 
 
 def recorder(settings: CaptureSettings) -> Recorder:
-    return Recorder(MemorySink(), Announced(), ManualClock(), Metrics("capture"), claims=ClaimCheck.of(settings))
+    return Recorder(
+        MemoryEventWriter(), AnnouncedVersions(), ManualClock(), Metrics("capture"), claims=ClaimCheck.of(settings)
+    )
 
 
 def record(text: int) -> CompletionRecord:

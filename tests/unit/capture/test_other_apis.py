@@ -15,13 +15,13 @@ from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionS
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.http.canned_server import Asked, Played, replay_server
+from rollmill.testing.http.canned_server import Asked, Played, canned_server
 from rollmill.testing.http.scripted_engine import END, ScriptedEngine, decode, encode, render
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import Parts, assemble
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.app import CaptureParts, assemble
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.settings import CaptureSettings, Route
@@ -63,7 +63,7 @@ FACES = {
 class Rig:
     app: Any
     asked: list[Asked]
-    sink: MemorySink = field(default_factory=MemorySink)
+    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
 
     def call(self, path: str, body: object, method: str = "POST", **headers: str) -> AsgiCall:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
@@ -84,17 +84,17 @@ class Rig:
 
 @asynccontextmanager
 async def rig(answer: Callable[[Asked], Played], **settings: Any) -> AsyncIterator[Rig]:
-    async with asyncio.timeout(WAIT), replay_server(answer) as engine:
+    async with asyncio.timeout(WAIT), canned_server(answer) as engine:
         given = CaptureSettings(upstream=engine.url, **settings)
         async with make_client(given) as client:
-            sink, sessions = MemorySink(), SessionTable()
+            sink, sessions = MemoryEventWriter(), SessionTable()
             opened = SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0)
             sessions.apply(opened)
-            parts = Parts(
+            parts = CaptureParts(
                 settings=given,
                 sessions=sessions,
                 position=CaughtUp(),
-                announced=Announced(),
+                announced=AnnouncedVersions(),
                 sink=sink,
                 upstream=Upstream(client),
                 clock=ManualClock(),
@@ -274,12 +274,12 @@ async def test_a_silent_stream_is_kept_alive_while_the_engine_is_asked_for_a_who
     sessions = SessionTable()
     sessions.apply(SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0))
     async with httpx.AsyncClient(transport=httpx.MockTransport(late)) as client, asyncio.timeout(WAIT):
-        parts = Parts(
+        parts = CaptureParts(
             settings=given,
             sessions=sessions,
             position=CaughtUp(),
-            announced=Announced(),
-            sink=MemorySink(),
+            announced=AnnouncedVersions(),
+            sink=MemoryEventWriter(),
             upstream=Upstream(client),
             clock=ManualClock(),
             metrics=Metrics("capture"),

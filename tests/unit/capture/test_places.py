@@ -8,7 +8,7 @@ import pytest
 
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream.client import Upstream, UpstreamError
-from rollmill_capture.upstream.load_balancer import Places, order_of
+from rollmill_capture.upstream.load_balancer import LoadBalancer, order_of
 from rollmill_capture.upstream.model_routes import RouteTable, Target
 
 ENGINES = ("http://one", "http://two", "http://three")
@@ -37,7 +37,7 @@ def engine(answers: Callable[[str], int], asked: list[str]) -> Upstream:
             raise httpx.ConnectError("refused")
         return httpx.Response(status, headers={"retry-after": "7"} if status == 429 else {})
 
-    return Upstream(httpx.AsyncClient(transport=httpx.MockTransport(answer)), places=Places(now=Clock()))
+    return Upstream(httpx.AsyncClient(transport=httpx.MockTransport(answer)), places=LoadBalancer(now=Clock()))
 
 
 async def call(upstream: Upstream, where: Target, session_id: str) -> int:
@@ -74,7 +74,7 @@ async def test_where_an_engine_is_dead_or_busy_the_next_one_answers_and_it_is_le
 
 async def test_after_its_rest_an_engine_is_asked_again() -> None:
     clock = Clock()
-    places = Places(now=clock)
+    places = LoadBalancer(now=clock)
     session = next(name for name in SESSIONS if order_of(ENGINES, name)[0] == "http://two")
     places.busy("http://two", "7")
     assert await places.choose(ENGINES, session) != "http://two"
@@ -97,14 +97,14 @@ async def test_one_busy_engine_is_told_to_the_client_as_it_is() -> None:
 
 
 async def test_calls_wait_for_a_busy_engine_as_long_as_it_asks_but_not_longer_than_allowed() -> None:
-    places = Places(0.02)
+    places = LoadBalancer(0.02)
     places.busy("http://one", "3600")
     assert await places.choose(["http://one"], "s1") == "http://one"
     assert places._of("http://one").until <= places._now()
 
 
 async def test_a_dead_engine_is_tried_at_once_where_there_is_no_other() -> None:
-    places = Places(now=Clock())
+    places = LoadBalancer(now=Clock())
     for _ in range(10):
         places.unreachable("http://one")
     assert await places.choose(["http://one"], "s1") == "http://one"
@@ -113,7 +113,7 @@ async def test_a_dead_engine_is_tried_at_once_where_there_is_no_other() -> None:
 
 def test_rests_grow_and_an_answer_ends_them() -> None:
     clock = Clock()
-    places = Places(now=clock)
+    places = LoadBalancer(now=clock)
     rests = []
     for _ in range(4):
         places.busy("http://one", None)

@@ -8,13 +8,13 @@ import orjson
 import pytest
 
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.testing.http.canned_server import Asked, Played, replay_server
+from rollmill.testing.http.canned_server import Asked, Played, canned_server
 from rollmill.testing.http.scripted_engine import ScriptedEngine
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream.capabilities import Engines, weakest
 from rollmill_capture.upstream.client import make_client
 from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind
-from rollmill_capture.upstream.formats.wire_format import CHAT
+from rollmill_capture.upstream.formats.upstream_format import CHAT
 from rollmill_capture.upstream.model_routes import RouteTable, Target
 from rollmill_capture.upstream.probe import Probe
 
@@ -24,7 +24,7 @@ ONE = ScriptedEngine(("ok",))
 
 async def probed(answer: Callable[[Asked], Played], *, seconds: float = WAIT) -> Capability:
     """What is known of an engine when the first call asks."""
-    async with asyncio.timeout(WAIT), replay_server(answer) as engine:
+    async with asyncio.timeout(WAIT), canned_server(answer) as engine:
         settings = CaptureSettings(upstream=engine.url)
         async with make_client(settings) as client:
             (target,) = RouteTable(settings).trained
@@ -119,7 +119,7 @@ async def test_an_engine_without_ids_in_any_form_streams_again() -> None:
 
 async def test_every_replica_is_probed_and_a_route_is_asked_for_what_all_of_them_can() -> None:
     weak = ScriptedEngine(("ok",), owner="other", stream_ids=False)
-    async with asyncio.timeout(WAIT), replay_server(ONE.answer) as one, replay_server(weak.answer) as two:
+    async with asyncio.timeout(WAIT), canned_server(ONE.answer) as one, canned_server(weak.answer) as two:
         settings = CaptureSettings(upstream=one.url, default_route=Route(replicas=(two.url,)))
         async with make_client(settings) as client:
             (target,) = RouteTable(settings).trained
@@ -136,7 +136,7 @@ async def test_a_replica_that_is_down_at_the_start_is_probed_when_it_comes_up(mo
         return ScriptedEngine(("ok",), owner="sglang").answer(asked) if up.is_set() else Played.json({}, 503)
 
     sglang = ScriptedEngine(("ok",), owner="sglang")
-    async with asyncio.timeout(WAIT), replay_server(loading) as one, replay_server(sglang.answer) as two:
+    async with asyncio.timeout(WAIT), canned_server(loading) as one, canned_server(sglang.answer) as two:
         settings = CaptureSettings(upstream=one.url, default_route=Route(replicas=(two.url,)))
         async with make_client(settings) as client:
             (target,) = RouteTable(settings).trained
@@ -177,7 +177,7 @@ async def test_an_engine_in_the_place_of_another_is_probed_when_its_replies_spea
     def answer(asked: Asked) -> Played:
         return behind[-1].answer(asked)
 
-    async with asyncio.timeout(WAIT), replay_server(answer) as server:
+    async with asyncio.timeout(WAIT), canned_server(answer) as server:
         settings = CaptureSettings(upstream=server.url)
         async with make_client(settings) as client:
             (target,) = RouteTable(settings).trained

@@ -9,22 +9,22 @@ import pytest
 from rollmill.codec import decode, encode
 from rollmill.models import CallKind, CallStatus, CompletionEvent, CompletionRecord, PolicyVersion
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.apis.history_cache import Memory
+from rollmill_capture.apis.history_cache import HistoryCache
 from rollmill_capture.apis.openai_chat import ChatApi
 from rollmill_capture.apis.token_routes import GenerateApi
 from rollmill_capture.coordination.policy_versions import read_stamp, version_span
 from rollmill_capture.proxy.completion_record import (
     Call,
-    Ending,
+    CallResult,
     completion_record,
     fitting_bytes,
     room_for,
     sampling_of,
     skeleton,
 )
-from rollmill_capture.proxy.upstream_request import serve
+from rollmill_capture.proxy.upstream_request import prepare
 from rollmill_capture.settings import Route, VersionSource
-from rollmill_capture.upstream.formats import ReadChoice, Reading
+from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
 from rollmill_capture.upstream.formats.logprobs import as_ids
 from rollmill_capture.upstream.model_routes import Target
 
@@ -39,22 +39,22 @@ def call(**fields: object) -> Call:
         completion_id="c",
         kind=CallKind.AGENT,
         target=Target(Route(), "http://engine/v1", None),
-        served=serve(orjson.dumps(body), ChatApi().read(body, {}, Memory().of("s"))),
+        served=prepare(orjson.dumps(body), ChatApi().read(body, {}, HistoryCache().of("s"))),
         started_at=1.0,
         announced=PolicyVersion(),
     )
 
 
 def record() -> CompletionRecord:
-    choice = ReadChoice(
+    choice = ParsedChoice(
         index=0,
         token_ids=np.arange(TOKENS, dtype=np.int32),
         logprobs=np.full(TOKENS, -0.5, dtype=np.float32),
         message=b'{"content":"' + b"y" * 4000 + b'"}',
         finish_reason="stop",
     )
-    reading = Reading(choices=(choice,), prompt_ids=np.arange(9, dtype=np.int32), usage=(9, TOKENS))
-    ending = Ending(CallStatus.OK, reading, 200, response=b'{"x":"' + b"z" * 3000 + b'"}')
+    reading = ParsedReply(choices=(choice,), prompt_ids=np.arange(9, dtype=np.int32), usage=(9, TOKENS))
+    ending = CallResult(CallStatus.OK, reading, 200, response=b'{"x":"' + b"z" * 3000 + b'"}')
     return completion_record(call(), ending, ended_at=2.0, announced=PolicyVersion())
 
 
@@ -126,16 +126,16 @@ def test_what_is_no_list_of_ids_is_not_taken_for_one(value: object) -> None:
 
 
 def test_more_logprobs_than_ids_say_nothing() -> None:
-    choice = ReadChoice(0, np.array([1], dtype=np.int32), np.array([-0.1, -0.2], dtype=np.float32))
-    reading = Reading(choices=(choice,), prompt_ids=np.array([1], dtype=np.int32))
-    found = completion_record(call(), Ending(CallStatus.OK, reading), ended_at=2.0, announced=PolicyVersion())
+    choice = ParsedChoice(0, np.array([1], dtype=np.int32), np.array([-0.1, -0.2], dtype=np.float32))
+    reading = ParsedReply(choices=(choice,), prompt_ids=np.array([1], dtype=np.int32))
+    found = completion_record(call(), CallResult(CallStatus.OK, reading), ended_at=2.0, announced=PolicyVersion())
     assert found.choices[0].logprobs is None
     assert found.choices[0].untrainable_reason == "logprobs(2)!=ids(1)"
 
 
 def native(**sampling: object) -> Call:
     body = {"input_ids": [1, 2, 3], "sampling_params": sampling}
-    return replace(call(), served=serve(orjson.dumps(body), GenerateApi().read(body, {}, Memory().of("s"))))
+    return replace(call(), served=prepare(orjson.dumps(body), GenerateApi().read(body, {}, HistoryCache().of("s"))))
 
 
 def test_the_room_that_is_kept_for_a_record_is_never_less_than_it_takes_nor_made_out_of_nothing() -> None:

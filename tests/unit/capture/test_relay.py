@@ -2,17 +2,17 @@
 
 import orjson
 
-from rollmill_capture.apis.passthrough_reply import DONE, Wants, same
+from rollmill_capture.apis.passthrough_reply import DONE, RequestedDetails, passthrough
 from rollmill_capture.errors import OPENAI
-from rollmill_capture.proxy.stream_relay import Relay
-from rollmill_capture.upstream.formats.wire_format import CHAT
+from rollmill_capture.proxy.stream_relay import StreamRelay
+from rollmill_capture.upstream.formats.upstream_format import CHAT
 
-NOTHING = Wants(ids=False, logprobs=False, usage=False)
-ALL = Wants(ids=True, logprobs=True, usage=True)
+NOTHING = RequestedDetails(ids=False, logprobs=False, usage=False)
+ALL = RequestedDetails(ids=True, logprobs=True, usage=True)
 
 
-def relay_for(wants: Wants, choices: int) -> Relay:
-    return Relay(CHAT.assembler(choices, None), same(CHAT, wants).voice(), OPENAI.keep_alive)
+def relay_for(wants: RequestedDetails, choices: int) -> StreamRelay:
+    return StreamRelay(CHAT.assembler(choices, None), passthrough(CHAT, wants).voice(), OPENAI.keep_alive)
 
 
 def chunk(index: int = 0, text: str = "", finish: str | None = None, ids: tuple[int, ...] = ()) -> bytes:

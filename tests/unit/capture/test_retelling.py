@@ -12,23 +12,23 @@ from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.http.scripted_engine import decode, encode
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import Parts, assemble
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.app import CaptureParts, assemble
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
-from rollmill_capture.proxy.reasoning_parser import CannotContinueError, Retelling, Said, read_text
+from rollmill_capture.proxy.reasoning_parser import CannotContinueError, ParsedText, ReasoningAndToolParser, read_text
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.policy_pause import Pauses
+from rollmill_capture.upstream.policy_pause import CallGates
 
 WAIT = 5.0
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a":  1}}\n</tool_call>'
 TWO = '<tool_call>{"arguments": {"b": "}"}, "name": "g"}</tool_call>'
 TEXT = f"<think>hm, let me</think>\n\nI look.{ONE}\n{TWO}"
 CALLS = (("f", '{"a":  1}'), ("g", '{"b":"}"}'))
-WHOLE = Said("hm, let me", "\n\nI look.", CALLS)
+WHOLE = ParsedText("hm, let me", "\n\nI look.", CALLS)
 PROMPT = [1, 2, 3]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
@@ -36,14 +36,16 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 def test_a_text_says_thoughts_content_and_calls_as_they_were_sampled() -> None:
     assert read_text(TEXT, thinks=False, tools=True, final=True) == WHOLE
     assert read_text(TEXT.removeprefix("<think>"), thinks=True, tools=True, final=True) == WHOLE
-    assert read_text("no tools <tool_call>", thinks=False, tools=False, final=False) == Said("", "no tools <tool_call>")
+    assert read_text("no tools <tool_call>", thinks=False, tools=False, final=False) == ParsedText(
+        "", "no tools <tool_call>"
+    )
 
 
 def test_an_end_that_may_become_a_marker_waits() -> None:
-    assert read_text("<think>so</thi", thinks=False, tools=True, final=False) == Said("so")
-    assert read_text("well<tool_", thinks=False, tools=True, final=False) == Said("", "well")
-    assert read_text("well<tool_", thinks=False, tools=True, final=True) == Said("", "well<tool_")
-    assert read_text(f"x{ONE[:-3]}", thinks=False, tools=True, final=False) == Said("", "x")
+    assert read_text("<think>so</thi", thinks=False, tools=True, final=False) == ParsedText("so")
+    assert read_text("well<tool_", thinks=False, tools=True, final=False) == ParsedText("", "well")
+    assert read_text("well<tool_", thinks=False, tools=True, final=True) == ParsedText("", "well<tool_")
+    assert read_text(f"x{ONE[:-3]}", thinks=False, tools=True, final=False) == ParsedText("", "x")
 
 
 def test_a_call_in_another_form_cannot_be_continued() -> None:
@@ -54,7 +56,7 @@ def test_a_call_in_another_form_cannot_be_continued() -> None:
 def test_what_was_told_is_never_taken_back() -> None:
     for message in ({"content": "Other."}, {"tool_calls": [{"function": {"name": "h", "arguments": ""}}]}):
         with pytest.raises(CannotContinueError, match="otherwise"):
-            Retelling(TEXT, message, tools=True, name="c").more("", final=True)
+            ReasoningAndToolParser(TEXT, message, tools=True, name="c").more("", final=True)
 
 
 def added(whole: dict[str, Any], delta: dict[str, Any]) -> None:
@@ -73,7 +75,7 @@ def test_wherever_a_reply_is_broken_off_its_parts_make_the_whole() -> None:
         before = read_text(TEXT[:cut], thinks=False, tools=True, final=False)
         calls = [{"id": "c", "function": {"name": name, "arguments": arguments}} for name, arguments in before.calls]
         message = {"reasoning_content": before.reasoning, "content": before.content.lstrip(), "tool_calls": calls}
-        told = Retelling(TEXT[:cut], message, tools=True, name="c")
+        told = ReasoningAndToolParser(TEXT[:cut], message, tools=True, name="c")
         whole: dict[str, Any] = {}
         added(whole, {**message, "tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]})
         for place in range(cut, len(TEXT), 3):
@@ -90,7 +92,7 @@ def test_a_call_that_was_told_in_part_goes_on_where_it_stopped() -> None:
         "content": "I look.",
         "tool_calls": [{"id": "c9", "type": "function", "function": {"name": "f", "arguments": '{"a":  '}}],
     }
-    told = Retelling(TEXT[:cut], message, tools=True, name="c")
+    told = ReasoningAndToolParser(TEXT[:cut], message, tools=True, name="c")
     delta = told.more(TEXT[cut:], final=True)
     assert delta["tool_calls"][0] == {"index": 0, "function": {"arguments": "1}"}}
     assert delta["tool_calls"][1]["function"]["name"] == "g"
@@ -165,15 +167,15 @@ def _joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def called(engine: Engine, *, stream: bool) -> tuple[bytes, CompletionRecord]:
-    pauses, sink, table = Pauses(WAIT), MemorySink(), SessionTable()
+    pauses, sink, table = CallGates(WAIT), MemoryEventWriter(), SessionTable()
     pauses.pause("policy", PauseMode.ABORT_RESUME)
     pauses.resume("policy")
     table.apply(SessionEntry(session_id="s1", state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0))
-    parts = Parts(
+    parts = CaptureParts(
         settings=CaptureSettings(),
         sessions=table,
         position=CaughtUp(),
-        announced=Announced(),
+        announced=AnnouncedVersions(),
         sink=sink,
         upstream=Upstream(httpx.AsyncClient(transport=httpx.MockTransport(engine.answer)), pauses),
         clock=ManualClock(),

@@ -12,11 +12,11 @@ from rollmill.models import Evaluation
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import EVALUATIONS
-from rollmill_capture.app import Parts, assemble
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.app import CaptureParts, assemble
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.settings import CaptureSettings
@@ -30,13 +30,13 @@ class Desk:
     """Capture with one open session, ``s1``, of the tenant ``a``."""
 
     def __init__(self, **settings: Any) -> None:
-        self.sink = MemorySink()
+        self.sink = MemoryEventWriter()
         self.app = assemble(
-            Parts(
+            CaptureParts(
                 settings=CaptureSettings(**settings),
                 sessions=SessionTable(),
                 position=CaughtUp(),
-                announced=Announced(),
+                announced=AnnouncedVersions(),
                 sink=self.sink,
                 upstream=Upstream(httpx.AsyncClient()),
                 clock=ManualClock(1000.0),

@@ -13,14 +13,14 @@ from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionS
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.topics import COMPLETIONS, SESSIONS
-from rollmill_capture.app import Parts, assemble
+from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.auth import digest_of
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import InFlight, SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
-from rollmill_capture.http.session_requests import read_closing
+from rollmill_capture.http.session_requests import read_close_request
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 
@@ -52,7 +52,7 @@ class Elsewhere:
 
 @dataclass
 class Desk:
-    sink: MemorySink = field(default_factory=MemorySink)
+    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     table: SessionTable = field(default_factory=SessionTable)
     clock: ManualClock = field(default_factory=lambda: ManualClock(1000.0))
     engine: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,11 +62,11 @@ class Desk:
         self.elsewhere = Elsewhere(self.table)
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         self.app: Starlette = assemble(
-            Parts(
+            CaptureParts(
                 settings=CaptureSettings(public_url="https://capture.example/", close_seconds=0.5),
                 sessions=self.table,
                 position=self.elsewhere,
-                announced=Announced(),
+                announced=AnnouncedVersions(),
                 sink=self.sink,
                 upstream=Upstream(client),
                 clock=self.clock,
@@ -323,7 +323,7 @@ async def test_what_another_replica_has_closed_is_not_closed_again_otherwise() -
     desk = Desk()
     await desk.post("/v1/sessions", {"session_id": "s1"})
     (opened,) = desk.entries
-    closing = read_closing({"reward": 1.0}).digest
+    closing = read_close_request({"reward": 1.0}).digest
     desk.elsewhere.arrives = opened.replace(state=SessionState.CLOSED, closed_at=2.0, closing=closing)
     assert (await desk.post("/v1/sessions/s1/close", {"reward": 0.0}))[0] == 409
     assert (await desk.post("/v1/sessions/s1/close", {"reward": 1.0}))[0] == 200

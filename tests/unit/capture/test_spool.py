@@ -15,10 +15,10 @@ from rollmill.errors import BackpressureError, ConfigurationError
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import opened_spool
-from rollmill_capture.event_log.event_writer import LogSink
+from rollmill_capture.event_log.event_writer import LogEventWriter
 from rollmill_capture.event_log.producer import NotAcknowledgedError, RefusedRecordError
 from rollmill_capture.event_log.spool import NoRoomError, Spool, open_spool
-from rollmill_capture.event_log.spool_store import Spooled, open_spool_file
+from rollmill_capture.event_log.spool_store import SpooledRecord, open_spool_store
 from rollmill_capture.settings import CaptureSettings
 
 WAIT = 5.0
@@ -63,9 +63,9 @@ class Log:
 
 
 @asynccontextmanager
-async def spooling(path: Path, log: Log, limit: int = 1000) -> AsyncIterator[tuple[LogSink, Spool]]:
+async def spooling(path: Path, log: Log, limit: int = 1000) -> AsyncIterator[tuple[LogEventWriter, Spool]]:
     spool = await open_spool(path, "t.", limit)
-    sink = LogSink(log, spool, Metrics("capture"))
+    sink = LogEventWriter(log, spool, Metrics("capture"))
     draining = asyncio.create_task(sink.drain())
     try:
         yield sink, spool
@@ -160,7 +160,7 @@ async def test_a_record_that_outgrows_its_room_is_taken_all_the_same(tmp_path: P
 async def test_the_disks_free_space_bounds_the_room(tmp_path: Path) -> None:
     now, free = 0.0, 100
     thread = ThreadPoolExecutor(1)
-    spool = Spool(open_spool_file(tmp_path, "t."), thread, 1000, lambda: free, lambda: now)
+    spool = Spool(open_spool_store(tmp_path, "t."), thread, 1000, lambda: free, lambda: now)
     with spool.room(80), pytest.raises(NoRoomError, match="0 of 100 are used"), spool.room(30):
         raise AssertionError("there is no room")
     now, free = 2.0, 200
@@ -170,7 +170,7 @@ async def test_the_disks_free_space_bounds_the_room(tmp_path: Path) -> None:
 
 
 async def test_a_thousand_calls_without_a_limit_have_room_on_a_disk_with_ten_gigabytes(tmp_path: Path) -> None:
-    spool = Spool(open_spool_file(tmp_path, "t."), ThreadPoolExecutor(1), 32 * 2**30, lambda: 10 * 10**9)
+    spool = Spool(open_spool_store(tmp_path, "t."), ThreadPoolExecutor(1), 32 * 2**30, lambda: 10 * 10**9)
     with ExitStack() as rooms:
         for _ in range(1024):
             rooms.enter_context(spool.room(COMPLETIONS.max_bytes))
@@ -222,7 +222,7 @@ async def test_a_call_that_has_its_room_is_never_refused_afterwards(tmp_path: Pa
 
 async def test_without_a_spool_the_loss_of_kafka_is_told_until_it_answers_again() -> None:
     log = Log()
-    sink = LogSink(log, None, Metrics("capture"))
+    sink = LogEventWriter(log, None, Metrics("capture"))
     with pytest.raises(NotAcknowledgedError):
         await sink.append(COMPLETIONS, "s1", b"call")
     with pytest.raises(BackpressureError, match="ROLLMILL_SPOOL_DIR"), sink.room(1):
@@ -272,11 +272,11 @@ async def test_a_disk_that_fails_is_no_acknowledgement(tmp_path: Path) -> None:
 
 
 def test_two_processes_never_share_a_file_and_a_freed_one_is_found_again(tmp_path: Path) -> None:
-    one, two = open_spool_file(tmp_path, "t."), open_spool_file(tmp_path, "t.")
+    one, two = open_spool_store(tmp_path, "t."), open_spool_store(tmp_path, "t.")
     assert [one.path.name, two.path.name] == ["t.0.sqlite", "t.1.sqlite"]
-    one.add([Spooled("completions", "s1", b"x")])
+    one.add([SpooledRecord("completions", "s1", b"x")])
     one.close()
-    again = open_spool_file(tmp_path, "t.")
+    again = open_spool_store(tmp_path, "t.")
     assert (again.path, [record.value for record in again.first(10)]) == (one.path, [b"x"])
     again.close()
     two.close()
@@ -285,4 +285,4 @@ def test_two_processes_never_share_a_file_and_a_freed_one_is_found_again(tmp_pat
 def test_a_directory_that_cannot_be_used_is_told_with_advice(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="ROLLMILL_SPOOL_DIR"):
-        open_spool_file(tmp_path / "file", "t.")
+        open_spool_store(tmp_path / "file", "t.")

@@ -9,13 +9,13 @@ import pytest
 from rollmill.errors import InvalidInputError
 from rollmill_capture.apis import anthropic_request, gemini_request, openai_responses_request
 from rollmill_capture.apis.chat_reply import ReplySoFar, replayed
-from rollmill_capture.apis.history_cache import INVALID, Memory, SessionMemory, as_object
+from rollmill_capture.apis.history_cache import INVALID, HistoryCache, SessionHistory, as_object
 
 PNG = "iVBORw0KGgo="
 
 
-def memory() -> SessionMemory:
-    return Memory().of("s")
+def memory() -> SessionHistory:
+    return HistoryCache().of("s")
 
 
 def messages(**body: Any) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def test_arguments_come_back_as_they_were_sampled() -> None:
     assert kept.arguments(None, "f", same) == sampled
     assert kept.arguments("c1", "f", {"a": "other"}) == '{"a": "other"}'
     assert kept.arguments("c1", "g", {"a": "é"}) == '{"a": "é"}'
-    assert SessionMemory(kept.memory, "another").arguments("c1", "f", same) == '{"a": "é", "b": 1}'
+    assert SessionHistory(kept.memory, "another").arguments("c1", "f", same) == '{"a": "é", "b": 1}'
 
 
 def test_arguments_that_are_no_object_survive_the_way_there_and_back() -> None:
@@ -269,7 +269,7 @@ def test_arguments_that_are_no_object_survive_the_way_there_and_back() -> None:
 
 
 def test_the_oldest_memories_go_first() -> None:
-    small = Memory(room=1400)
+    small = HistoryCache(room=1400)
     kept = small.of("s")
     kept.keep_response("r1", None, (user("x" * 100),))
     kept.keep_response("r2", "r1", (user("y"),))
@@ -280,7 +280,7 @@ def test_the_oldest_memories_go_first() -> None:
 
 
 def test_the_memory_takes_the_room_that_it_counts() -> None:
-    kept = Memory().of("s")
+    kept = HistoryCache().of("s")
     tracemalloc.start()
     try:
         for number in range(50):

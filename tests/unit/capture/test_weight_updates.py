@@ -13,16 +13,16 @@ from rollmill.models import CompletionRecord, PauseMode, PolicyVersion, SessionE
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import Parts, assemble
+from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.auth import digest_of
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.settings import CaptureSettings, Route, VersionSource
 from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.policy_pause import PausedTooLongError, Pauses
+from rollmill_capture.upstream.policy_pause import CallGates, PausedTooLongError
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 REPLY = orjson.loads((WIRE / "vllm_chat_nonstream_token_ids.json").read_bytes())
@@ -37,10 +37,10 @@ class Rig:
     """Capture with one open session; the engine answers what ``replies`` says, once ``engine`` is set."""
 
     settings: CaptureSettings = field(default_factory=CaptureSettings)
-    pauses: Pauses = field(default_factory=lambda: Pauses(WAIT))
+    pauses: CallGates = field(default_factory=lambda: CallGates(WAIT))
     replies: list[httpx.Response] = field(default_factory=list)
-    sink: MemorySink = field(default_factory=MemorySink)
-    announced: Announced = field(default_factory=Announced)
+    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    announced: AnnouncedVersions = field(default_factory=AnnouncedVersions)
     metrics: Metrics = field(default_factory=lambda: Metrics("capture"))
     engine: asyncio.Event = field(default_factory=asyncio.Event)
     called: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,7 +52,7 @@ class Rig:
         table.apply(SessionEntry(session_id="s1", state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0))
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         self.app = assemble(
-            Parts(
+            CaptureParts(
                 settings=self.settings,
                 sessions=table,
                 position=CaughtUp(),
@@ -115,7 +115,7 @@ async def test_a_pause_that_waits_is_complete_when_the_calls_in_flight_have_ende
 
 
 async def test_a_version_that_comes_during_a_call_does_not_label_its_tokens() -> None:
-    rig = Rig(announced=Announced())
+    rig = Rig(announced=AnnouncedVersions())
     rig.announced.learn("policy", PolicyVersion(0, 10))
     rig.engine.clear()
     call = asyncio.create_task(rig.call())
@@ -140,7 +140,7 @@ async def test_a_pause_is_its_own_policys_and_other_policies_keep_their_versions
 
 
 async def test_a_call_that_has_waited_for_too_long_is_told_to_come_back_and_leaves_no_record() -> None:
-    rig = Rig(pauses=Pauses(0.01))
+    rig = Rig(pauses=CallGates(0.01))
     await rig.post(f"{ADMIN}/pause", {})
     status, answer = await rig.post(CALL, ASK)
     assert (status, rig.asked, rig.records) == (503, [], [])
@@ -148,7 +148,7 @@ async def test_a_call_that_has_waited_for_too_long_is_told_to_come_back_and_leav
 
 
 async def test_a_second_pause_holds_calls_that_the_first_had_held() -> None:
-    pauses = Pauses(WAIT)
+    pauses = CallGates(WAIT)
     pauses.pause("p", PauseMode.KEEP)
     waiting = asyncio.create_task(pauses.opened("p"))
     await asyncio.sleep(0)
@@ -161,7 +161,7 @@ async def test_a_second_pause_holds_calls_that_the_first_had_held() -> None:
 
 
 async def test_the_longest_wait_is_bounded() -> None:
-    pauses = Pauses(0.01)
+    pauses = CallGates(0.01)
     pauses.pause("p", PauseMode.KEEP)
     with pytest.raises(PausedTooLongError):
         await pauses.opened("p")
@@ -376,7 +376,7 @@ async def test_what_cannot_be_continued_is_an_error_and_its_beginning_is_kept(
 
 
 async def test_a_rest_that_never_comes_is_recorded_as_far_as_it_went() -> None:
-    rig = Rig(pauses=Pauses(0.05))
+    rig = Rig(pauses=CallGates(0.05))
     rig.pauses.pause("policy", PauseMode.ABORT_RESUME)
     rig.pauses.resume("policy")
     rig.replies = [aborted_stream([21, 22]), httpx.Response(400, json={"error": {"message": "no"}})]

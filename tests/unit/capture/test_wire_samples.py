@@ -28,20 +28,28 @@ from rollmill.models import (
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.http.canned_server import Asked, Played, replay_server
-from rollmill.testing.memory_event_writer import MemorySink
+from rollmill.testing.http.canned_server import Asked, Played, canned_server
+from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
-from rollmill_capture.apis.passthrough_reply import Same
-from rollmill_capture.app import Parts, assemble
-from rollmill_capture.coordination.policy_versions import Announced
+from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
+from rollmill_capture.app import CaptureParts, assemble
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
-from rollmill_capture.proxy.stream_relay import Relay
+from rollmill_capture.proxy.stream_relay import StreamRelay
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.formats import ReadChoice, Reading
+from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
 from rollmill_capture.upstream.formats.chat import error_of
 from rollmill_capture.upstream.formats.logprobs import as_ids
-from rollmill_capture.upstream.formats.wire_format import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, TOKENS, Wire
+from rollmill_capture.upstream.formats.upstream_format import (
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    MESSAGES,
+    RESPONSES,
+    TOKENS,
+    UpstreamFormat,
+)
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 TABLE: dict[str, dict[str, Any]] = json.loads((WIRE / "expected.json").read_text())
@@ -54,7 +62,7 @@ WAIT = 5.0
 ANNOUNCED = PolicyVersion(0, 3)
 
 
-def wire_of(name: str) -> Wire:
+def wire_of(name: str) -> UpstreamFormat:
     starts = {
         "vllm_completions": COMPLETIONS,
         "vllm_inference": TOKENS,
@@ -66,17 +74,17 @@ def wire_of(name: str) -> Wire:
     return next((wire for start, wire in starts.items() if name.startswith(start)), CHAT)
 
 
-def sent_ids(wire: Wire) -> list[int] | None:
+def sent_ids(wire: UpstreamFormat) -> list[int] | None:
     return PROMPT if wire in (TOKENS, GENERATE, COMPLETIONS) else None
 
 
-def read(name: str, piece: int = 1 << 20) -> Reading:
+def read(name: str, piece: int = 1 << 20) -> ParsedReply:
     raw, wire = (WIRE / name).read_bytes(), wire_of(name)
     prompt = as_ids(sent_ids(wire))
     if name.endswith(".json"):
         return wire.read_body(orjson.loads(raw), prompt)
     assembler = wire.assembler(len(EXPECTED[name].get("choices", "1")), prompt)
-    relay = Relay(assembler, Same(wire).voice(), b"")
+    relay = StreamRelay(assembler, PassthroughFormatter(wire).voice(), b"")
     for start in range(0, len(raw), piece):
         relay.feed(raw[start : start + piece])
     return relay.reading()
@@ -113,9 +121,9 @@ def wanted(name: str) -> dict[str, Any]:
     return {**expected, **from_request}
 
 
-def seen(reading: Reading, expected: dict[str, Any]) -> dict[str, Any]:
+def seen(reading: ParsedReply, expected: dict[str, Any]) -> dict[str, Any]:
     """The reading, in the words of the table and no more of them than it uses."""
-    first = reading.choices[0] if reading.choices else ReadChoice(0)
+    first = reading.choices[0] if reading.choices else ParsedChoice(0)
     why = reading.untrainable(first)
     found = {
         "prompt_ids": ids(reading.prompt_ids),
@@ -203,14 +211,14 @@ async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, i
         assert asked.path == wire_of(name).path
         return played(name, piece)
 
-    async with asyncio.timeout(WAIT), replay_server(answer) as engine:
+    async with asyncio.timeout(WAIT), canned_server(answer) as engine:
         settings = CaptureSettings(upstream=engine.url, default_route=Route(native=("responses", "messages")))
         async with make_client(settings) as http:
-            sink, sessions, announced = MemorySink(), SessionTable(), Announced()
+            sink, sessions, announced = MemoryEventWriter(), SessionTable(), AnnouncedVersions()
             announced.apply("policy", PolicyAnnouncement(version=ANNOUNCED, at=0.0))
             sessions.apply(SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0))
             app = assemble(
-                Parts(
+                CaptureParts(
                     settings=settings,
                     sessions=sessions,
                     position=CaughtUp(),

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollmill_capture.upstream.http_transport import HIGH_WATER, BrokenAnswerError, WireTransport
+from rollmill_capture.upstream.http_transport import HIGH_WATER, BrokenResponseError, HttpTransport
 
 WAIT = 5.0
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -31,7 +31,7 @@ async def client(serve: Serve) -> AsyncIterator[tuple[httpx.AsyncClient, list[in
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
         base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        transport = WireTransport(ssl.create_default_context())
+        transport = HttpTransport(ssl.create_default_context())
         async with asyncio.timeout(WAIT), httpx.AsyncClient(base_url=base, transport=transport, timeout=WAIT) as http:
             yield http, connections
 
@@ -104,7 +104,7 @@ async def test_an_answer_without_a_body_keeps_the_connection() -> None:
 )
 async def test_an_answer_that_breaks_off_or_is_none_is_told(answer: bytes) -> None:
     async with client(answering(answer, ends=True)) as (http, _):
-        with pytest.raises(BrokenAnswerError):
+        with pytest.raises(BrokenResponseError):
             await http.get("/")
 
 
@@ -118,7 +118,7 @@ async def test_a_kept_connection_that_ends_without_a_byte_was_stale_and_may_be_r
 async def test_a_kept_connection_that_ends_after_its_first_byte_was_not() -> None:
     async with client(answering(SIZED, b"H", ends=True)) as (http, _):
         await http.get("/")
-        with pytest.raises(BrokenAnswerError):
+        with pytest.raises(BrokenResponseError):
             await http.get("/")
 
 
@@ -165,7 +165,7 @@ async def test_silence_and_refused_connections_are_told_as_what_they_are() -> No
         with pytest.raises(httpx.ReadTimeout):
             await http.get("/", timeout=0.05)
         port = http.base_url.port
-    async with httpx.AsyncClient(transport=WireTransport(ssl.create_default_context())) as http:
+    async with httpx.AsyncClient(transport=HttpTransport(ssl.create_default_context())) as http:
         with pytest.raises(httpx.ConnectError):
             await http.get(f"http://127.0.0.1:{port}/")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollmill.strategies import BaseAdvantage
-from rollmill_batcher.groups.eligibility import Gate, Treatments
+from rollmill_batcher.groups.eligibility import Gate, SamplePolicy
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness
 from rollmill_batcher.steps.group_ordering import StepOrder
@@ -49,7 +49,7 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Rules:
+class BatcherConfig:
     """Everything a cut needs beside the state."""
 
     run: str
@@ -59,7 +59,7 @@ class Rules:
     scoring: Scoring | None = None
     """None: rollouts have the rewards of their evaluators."""
     staleness: Staleness = field(default_factory=Staleness)
-    treatments: Treatments = field(default_factory=Treatments)
+    treatments: SamplePolicy = field(default_factory=SamplePolicy)
     groups_per_step: int = 8
     tokens_per_step: int | None = None
     """Instead of a number of groups: as many as have no more tokens together, at least one."""

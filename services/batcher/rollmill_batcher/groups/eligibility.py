@@ -32,7 +32,7 @@ class Treatment(StrEnum):
 
 
 @dataclass(frozen=True)
-class Treatments:
+class SamplePolicy:
     """The one table of defaults. Whatever is chosen, a member without a reward neither counts nor trains."""
 
     error: Treatment = Treatment.COUNT
@@ -47,7 +47,7 @@ class Treatments:
 class Gate:
     """All limits that a trace has to pass at a cut. ``nbytes``: of one trace in a batch record."""
 
-    treatments: Treatments
+    treatments: SamplePolicy
     staleness: Staleness
     clock: PolicyClock
     tokens: int
@@ -105,7 +105,7 @@ class MemberVerdict:
         return self.traces[0].reason if self.traces else NO_TRACES
 
 
-def counts(member: Trajectory, treatments: Treatments) -> bool:
+def counts(member: Trajectory, treatments: SamplePolicy) -> bool:
     """Graded, with at least one trace, and not excluded by the table."""
     if member.outcome_reward is None or not member.traces:
         return False
@@ -139,12 +139,12 @@ def _inside_the_limit(trace: Trace, gate: Gate) -> Masked:
     return masked(trace, lambda version: gate.clock.age(version) > limit)
 
 
-def _treatment(member: Trajectory, treatments: Treatments) -> Treatment:
+def _treatment(member: Trajectory, treatments: SamplePolicy) -> Treatment:
     by_status = {TrajectoryStatus.ERROR: treatments.error, TrajectoryStatus.TIMEOUT: treatments.timeout}
     return by_status.get(member.status, Treatment.TRAIN)
 
 
-def _member_reason(member: Trajectory, treatments: Treatments) -> str | None:
+def _member_reason(member: Trajectory, treatments: SamplePolicy) -> str | None:
     """Why no trace of the member trains, whatever the trace."""
     if member.status is TrajectoryStatus.ERROR and treatments.error is not Treatment.TRAIN:
         return "error"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollmill.models import Trajectory
-from rollmill_batcher.groups.config import Rules
+from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.eligibility import Gate, MemberVerdict, counts, judge
 from rollmill_batcher.groups.group import Group, GroupEvent, GroupState, moved
 from rollmill_batcher.groups.group_scoring import rewarded
@@ -20,7 +20,7 @@ SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True)
-class Moment:
+class CutContext:
     """What a cut knows beside the group. ``closing``: no more trajectories come, every deadline has passed."""
 
     now: float
@@ -29,7 +29,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class JudgedGroup:
+class EvaluatedGroup:
     """A group with its members' verdicts. ``reason``: of traces that have no reason of their own."""
 
     group: Group
@@ -62,17 +62,17 @@ class JudgedGroup:
     def trains(self) -> bool:
         return any(member.trained for member in self.members)
 
-    def after(self, event: GroupEvent, reason: str | None = None) -> JudgedGroup:
-        return JudgedGroup(self.group, moved(self.state, event), self.members, reason)
+    def after(self, event: GroupEvent, reason: str | None = None) -> EvaluatedGroup:
+        return EvaluatedGroup(self.group, moved(self.state, event), self.members, reason)
 
 
-def state_of(group: Group, moment: Moment, rules: Rules) -> GroupState:
+def state_of(group: Group, moment: CutContext, rules: BatcherConfig) -> GroupState:
     """Open, ready or expired; staleness plays no part in it but where it makes a group close early."""
     event = _event(group, moment, rules)
     return GroupState.OPEN if event is None else moved(GroupState.OPEN, event)
 
 
-def grows_stale(group: Group, moment: Moment, rules: Rules) -> bool:
+def grows_stale(group: Group, moment: CutContext, rules: BatcherConfig) -> bool:
     """An open group with at least min-k that this cut can still take inside the limit, and the next one not."""
     if not rules.groups.close_before_stale or _is_young(group, moment, rules):
         return False
@@ -83,27 +83,27 @@ def grows_stale(group: Group, moment: Moment, rules: Rules) -> bool:
     return any(map(rules.staleness.is_last_chance, ages))
 
 
-def _is_young(group: Group, moment: Moment, rules: Rules) -> bool:
+def _is_young(group: Group, moment: CutContext, rules: BatcherConfig) -> bool:
     """Cheap, and true of most: no trace is older than the oldest token, by whatever basis."""
     limit = rules.staleness.enforced
     return limit is None or (group.oldest is not None and moment.gate.clock.age(group.oldest) < limit)
 
 
-def judged(group: Group, state: GroupState, gate: Gate, rules: Rules) -> JudgedGroup:
+def judged(group: Group, state: GroupState, gate: Gate, rules: BatcherConfig) -> EvaluatedGroup:
     """With the verdict on each member. A cut asks again what the one before has asked, so it is noted down."""
     asked = (gate, rules.scoring)
     known = group.notes.get("judged")
     if known is None or known[0] != asked:
         known = (asked, tuple(judge(member, gate) for member in _graded(group, rules)))
         group.notes["judged"] = known
-    return JudgedGroup(group, state, known[1])
+    return EvaluatedGroup(group, state, known[1])
 
 
-def _graded(group: Group, rules: Rules) -> tuple[Trajectory, ...]:
+def _graded(group: Group, rules: BatcherConfig) -> tuple[Trajectory, ...]:
     return group.current if rules.scoring is None else rules.scoring.of(group)
 
 
-def usable(ready: JudgedGroup, rules: Rules) -> JudgedGroup:
+def usable(ready: EvaluatedGroup, rules: BatcherConfig) -> EvaluatedGroup:
     """``ready`` itself, or failed with the reason."""
     if len(ready.rewards) < rules.learning.advantage.min_rollouts:
         return ready.after(GroupEvent.UNUSABLE, GROUP_TOO_SMALL)
@@ -112,7 +112,7 @@ def usable(ready: JudgedGroup, rules: Rules) -> JudgedGroup:
     return ready if ready.trains else ready.after(GroupEvent.UNUSABLE)
 
 
-def _event(group: Group, moment: Moment, rules: Rules) -> GroupEvent | None:
+def _event(group: Group, moment: CutContext, rules: BatcherConfig) -> GroupEvent | None:
     if group.is_full:
         return GroupEvent.FILLED
     if not moment.closing and moment.now < group.first_end + rules.groups.deadline_seconds:
@@ -121,11 +121,11 @@ def _event(group: Group, moment: Moment, rules: Rules) -> GroupEvent | None:
     return GroupEvent.DEADLINE_WITH_ENOUGH if enough else GroupEvent.DEADLINE_WITH_TOO_FEW
 
 
-def _counted(group: Group, rules: Rules) -> int:
+def _counted(group: Group, rules: BatcherConfig) -> int:
     """Members that count. Those of a group that is yet to be scored are taken to get a reward."""
     members = group.current if rules.scoring is None else [rewarded(member, 0.0) for member in group.current]
     return sum(counts(member, rules.treatments) for member in members)
 
 
-def _min_k(group: Group, rules: Rules) -> int:
+def _min_k(group: Group, rules: BatcherConfig) -> int:
     return min(rules.groups.min_k, group.size)

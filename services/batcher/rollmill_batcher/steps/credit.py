@@ -11,14 +11,14 @@ import numpy as np
 from rollmill.errors import ConfigurationError
 from rollmill_batcher.groups.config import Credit, Learning
 from rollmill_batcher.groups.eligibility import MemberVerdict
-from rollmill_batcher.groups.group_evaluation import JudgedGroup
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 from rollmill_batcher.steps.advantages import Floats
 
 Advantages = dict[tuple[str, int, int], float]
 """By (session, attempt, trace)."""
 
 
-def advantages(step: Sequence[JudgedGroup], learning: Learning) -> Advantages:
+def advantages(step: Sequence[EvaluatedGroup], learning: Learning) -> Advantages:
     """Of every trace that trains.
 
     With credit ``trace``, a trace stands for its rollout: its advantage is the one that the rollout would have had
@@ -43,7 +43,7 @@ class _Scores:
     learning: Learning
 
     @classmethod
-    def of(cls, step: Sequence[JudgedGroup], learning: Learning) -> _Scores:
+    def of(cls, step: Sequence[EvaluatedGroup], learning: Learning) -> _Scores:
         rewards = np.array([reward for group in step for reward in group.rewards], dtype=np.float64)
         starts = tuple(np.cumsum([0, *(len(group.rewards) for group in step)]).tolist())
         return cls(rewards, starts, _values(rewards, starts, learning), learning)
@@ -68,5 +68,5 @@ def _values(rewards: Floats, starts: Sequence[int], learning: Learning) -> Float
     return values
 
 
-def _counted(step: Sequence[JudgedGroup]) -> Iterator[MemberVerdict]:
+def _counted(step: Sequence[EvaluatedGroup]) -> Iterator[MemberVerdict]:
     return (member for group in step for member in group.members if member.counts)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from rollmill.models import Cut, Disposition, outcome
 from rollmill.runtime.stream import OutputRecord, Outputs, StateView
 from rollmill.topics import BATCHES, CUTS, OUTCOMES, REFILLS
-from rollmill_batcher.groups.config import Rules
+from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.group import Group, GroupState
-from rollmill_batcher.groups.group_evaluation import JudgedGroup
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.state import (
     CutStep,
@@ -27,14 +27,16 @@ from rollmill_batcher.state import (
     step_delta,
 )
 from rollmill_batcher.steps.cut_metrics import ages, counts_of
-from rollmill_batcher.steps.cut_planning import Decision, Exclusion
+from rollmill_batcher.steps.cut_planning import CutPlan, Exclusion
 from rollmill_batcher.steps.micro_batches import MicroBatch, micro_batches
 from rollmill_batcher.steps.refill_requests import refill_requests
 
 STAGE = "batcher"
 
 
-def proposed(state: StateView[Held], positions: Mapping[str, int], now: float, rules: Rules, *, caught_up: bool) -> Cut:
+def proposed(
+    state: StateView[Held], positions: Mapping[str, int], now: float, rules: BatcherConfig, *, caught_up: bool
+) -> Cut:
     """The cut that would be made now; its results are still empty.
 
     A flush takes less than a full step: at the end of the stream, or when the group ready first has waited long
@@ -56,7 +58,7 @@ def proposed(state: StateView[Held], positions: Mapping[str, int], now: float, r
     )
 
 
-def effects_of(state: StateView[Held], cut: Cut, decision: Decision, rules: Rules) -> Outputs:
+def effects_of(state: StateView[Held], cut: Cut, decision: CutPlan, rules: BatcherConfig) -> Outputs:
     """Batches, the cut and the outcomes. Closed groups leave the state, those of a step once it is acknowledged; their
     markers stay.
     """
@@ -103,7 +105,7 @@ def exclusion_emit(exclusion: Exclusion, at: float) -> OutputRecord:
     return OutputRecord(OUTCOMES, exclusion.session_id, word)
 
 
-def _waited(waiting: Iterable[Group], progress: Progress, now: float, rules: Rules) -> bool:
+def _waited(waiting: Iterable[Group], progress: Progress, now: float, rules: BatcherConfig) -> bool:
     """The flush interval has passed since the last step and since the first group was ready.
 
     That is when a full group had its last member, and when any other met its deadline.
@@ -125,7 +127,7 @@ def _advanced(progress: Progress, cut: Cut) -> Progress:
     )
 
 
-def _marker(group: JudgedGroup, cut: Cut) -> DoneGroup:
+def _marker(group: EvaluatedGroup, cut: Cut) -> DoneGroup:
     return DoneGroup(
         group_id=group.group.group_id,
         state=group.state,
@@ -135,7 +137,7 @@ def _marker(group: JudgedGroup, cut: Cut) -> DoneGroup:
     )
 
 
-def _is_past(done: DoneGroup, cut: Cut, rules: Rules) -> bool:
+def _is_past(done: DoneGroup, cut: Cut, rules: BatcherConfig) -> bool:
     return done.at + rules.groups.late_window_seconds < cut.now
 
 
@@ -146,7 +148,7 @@ def step_emits(step: int, batches: Iterable[MicroBatch]) -> list[OutputRecord]:
     ]
 
 
-def laid_out(rules: Rules, progress: Progress) -> Rules:
+def laid_out(rules: BatcherConfig, progress: Progress) -> BatcherConfig:
     """For the ranks that there are since the last return."""
     return replace(rules, world_size=progress.world_size or rules.world_size, placement=progress.placement)
 

@@ -8,8 +8,8 @@ from itertools import chain
 
 from rollmill.models import Trajectory, TrajectoryStatus
 from rollmill_batcher.groups.eligibility import STALE, MemberVerdict, TraceVerdict
-from rollmill_batcher.groups.group_evaluation import JudgedGroup
-from rollmill_batcher.steps.cut_planning import Decision
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
+from rollmill_batcher.steps.cut_planning import CutPlan
 from rollmill_batcher.steps.micro_batches import MicroBatch
 
 LENGTHS = (1024, 4096, 16384, 65536)
@@ -18,7 +18,7 @@ MOST_STALE = 8
 """Tokens of a higher staleness are counted as ``more``."""
 
 
-def counts_of(decision: Decision, batches: Sequence[MicroBatch]) -> dict[str, float]:
+def counts_of(decision: CutPlan, batches: Sequence[MicroBatch]) -> dict[str, float]:
     """The counts of a cut by name, without those that are 0."""
     counts = {"cuts": 1, "steps": int(bool(decision.step)), "micro_batches": len(batches)}
     counts["fillers"] = sum(batch.filler for batch in batches)
@@ -44,7 +44,7 @@ def ages(members: Iterable[Trajectory], now: float) -> tuple[float, ...]:
     return tuple(max(0.0, now - member.closed_at) for member in members)
 
 
-def member_counts(closed: Iterable[JudgedGroup]) -> dict[str, int]:
+def member_counts(closed: Iterable[EvaluatedGroup]) -> dict[str, int]:
     """``rollouts_failed``: graded although agent or time ran out; ``rollouts_ungraded``: the infrastructure failed."""
     members = chain.from_iterable(group.members for group in closed)
     return dict(Counter(filter(None, map(_ending, members))))
@@ -56,7 +56,7 @@ def _ending(member: MemberVerdict) -> str | None:
     return None if member.member.status is TrajectoryStatus.COMPLETED else "rollouts_failed"
 
 
-def trace_counts(closed: Iterable[JudgedGroup]) -> dict[str, int]:
+def trace_counts(closed: Iterable[EvaluatedGroup]) -> dict[str, int]:
     """``traces_to_4096`` and the ``traces_stale_to_4096`` among them: their quotient is a bucket's drop rate."""
     verdicts = [verdict for group in closed for member in group.members for verdict in member.traces]
     counts = Counter(f"traces_{_bucket(verdict)}" for verdict in verdicts)

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollmill.models import Cut, TokenRange, Trajectory
-from rollmill_batcher.groups.config import Rules
+from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.eligibility import STALE, TOO_LARGE, MemberVerdict, TraceVerdict
 from rollmill_batcher.groups.group import READY, Group, GroupEvent, GroupState, moved
 from rollmill_batcher.groups.group_evaluation import (
     GROUP_EXPIRED,
     SUPERSEDED,
-    JudgedGroup,
-    Moment,
+    CutContext,
+    EvaluatedGroup,
     grows_stale,
     judged,
     state_of,
@@ -44,11 +44,11 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
-class Decision:
+class CutPlan:
     """``closed``: every group that leaves the state, the step's own included. ``step``: empty for no batch."""
 
-    closed: tuple[JudgedGroup, ...] = ()
-    step: tuple[JudgedGroup, ...] = ()
+    closed: tuple[EvaluatedGroup, ...] = ()
+    step: tuple[EvaluatedGroup, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
 
     def __bool__(self) -> bool:
@@ -68,13 +68,13 @@ class Decision:
         return dict(sorted(tokens.items()))
 
 
-def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: Rules) -> Decision:
+def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: BatcherConfig) -> CutPlan:
     """What ``cut`` does with the waiting ``groups``, in whatever order they are given.
 
     Staleness is judged only where a step may be cut: until then it is not known what else will be queued.
     """
     clock = PolicyClock(cut.policy_version, cut.queued_steps, progress.forks)
-    moment = Moment(cut.now, rules.gate(clock), closing=progress.end_of_stream and cut.flush)
+    moment = CutContext(cut.now, rules.gate(clock), closing=progress.end_of_stream and cut.flush)
     waiting = sorted(groups, key=lambda group: (group.opened_at, group.group_id))
     states = {group.group_id: state_of(group, moment, rules) for group in waiting}
     expired = tuple(_expired(group, moment, rules) for group in waiting if states[group.group_id] is GroupState.EXPIRED)
@@ -87,7 +87,7 @@ def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: Rules) 
     taken = selection.taken if selection.full or cut.flush else ()
     step = tuple(group.after(GroupEvent.TAKEN) for group in taken)
     closed = (*expired, *selection.failed, *step)
-    return Decision(closed, step, tuple(exclusion for group in closed for exclusion in _exclusions(group)))
+    return CutPlan(closed, step, tuple(exclusion for group in closed for exclusion in _exclusions(group)))
 
 
 def excluded(member: Trajectory, reason: str) -> Exclusion:
@@ -95,14 +95,14 @@ def excluded(member: Trajectory, reason: str) -> Exclusion:
     return Exclusion(member.session_id, member.attempt, reason, member.manifest.units)
 
 
-def _expired(group: Group, moment: Moment, rules: Rules) -> JudgedGroup:
+def _expired(group: Group, moment: CutContext, rules: BatcherConfig) -> EvaluatedGroup:
     members = judged(group, GroupState.EXPIRED, moment.gate.without_staleness(), rules).members
-    return JudgedGroup(group, GroupState.EXPIRED, members, GROUP_EXPIRED)
+    return EvaluatedGroup(group, GroupState.EXPIRED, members, GROUP_EXPIRED)
 
 
 def _examined(
-    waiting: Sequence[Group], states: Mapping[str, GroupState], moment: Moment, rules: Rules
-) -> Iterator[JudgedGroup]:
+    waiting: Sequence[Group], states: Mapping[str, GroupState], moment: CutContext, rules: BatcherConfig
+) -> Iterator[EvaluatedGroup]:
     """The groups that are ready, in the order given: as they are, or failed. Lazy: a step looks at few of them."""
     for group in waiting:
         state = states[group.group_id]
@@ -118,8 +118,8 @@ def _with_failed(
     selection: Selection,
     waiting: Sequence[Group],
     states: Mapping[str, GroupState],
-    moment: Moment,
-    rules: Rules,
+    moment: CutContext,
+    rules: BatcherConfig,
     sequence: int,
 ) -> Selection:
     """And some of the failed ones behind a step that is full. First come, first served reaches every group anyway."""
@@ -130,7 +130,7 @@ def _with_failed(
     return replace(selection, failed=(*selection.failed, *failed))
 
 
-def _exclusions(group: JudgedGroup) -> list[Exclusion]:
+def _exclusions(group: EvaluatedGroup) -> list[Exclusion]:
     """One per attempt and reason; attempts that another one stands for are named, too."""
     found = [excluded(member, SUPERSEDED) for member in group.group.superseded]
     for verdict in group.members:
@@ -138,7 +138,7 @@ def _exclusions(group: JudgedGroup) -> list[Exclusion]:
     return [exclusion for exclusion in found if exclusion.units]
 
 
-def _member_exclusions(verdict: MemberVerdict, group: JudgedGroup) -> list[Exclusion]:
+def _member_exclusions(verdict: MemberVerdict, group: EvaluatedGroup) -> list[Exclusion]:
     units: dict[str, tuple[TokenRange, ...]] = {}
     for trace in verdict.traces:
         for reason, own in _left_out(trace, group):
@@ -147,7 +147,7 @@ def _member_exclusions(verdict: MemberVerdict, group: JudgedGroup) -> list[Exclu
     return [Exclusion(member.session_id, member.attempt, reason, those) for reason, those in units.items()]
 
 
-def _left_out(trace: TraceVerdict, group: JudgedGroup) -> list[tuple[str, tuple[TokenRange, ...]]]:
+def _left_out(trace: TraceVerdict, group: EvaluatedGroup) -> list[tuple[str, tuple[TokenRange, ...]]]:
     """What of a trace does not train, by reason: all of it, or its stale tokens."""
     reason = trace.reason or group.reason
     whole = [] if reason is None else [(reason, trace.units)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rollmill_batcher.groups.config import Rules
+from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.group import Group, GroupState
-from rollmill_batcher.groups.group_evaluation import JudgedGroup
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 from rollmill_batcher.steps.step_table import table_bytes
 
 LOOKED_AFTER = 256
@@ -18,8 +18,8 @@ LOOKED_AFTER = 256
 class Selection:
     """``full``: no further group fits."""
 
-    taken: tuple[JudgedGroup, ...] = ()
-    failed: tuple[JudgedGroup, ...] = ()
+    taken: tuple[EvaluatedGroup, ...] = ()
+    failed: tuple[EvaluatedGroup, ...] = ()
     full: bool = False
 
 
@@ -32,12 +32,12 @@ class _Room:
     nbytes: int
     is_untouched: bool = True
 
-    def fits(self, group: JudgedGroup) -> bool:
+    def fits(self, group: EvaluatedGroup) -> bool:
         """A first group always does: alone it is as small a step as can be."""
         few = self.tokens is None or group.tokens <= self.tokens
         return self.is_untouched or (few and table_bytes(group) <= self.nbytes)
 
-    def after(self, group: JudgedGroup) -> _Room:
+    def after(self, group: EvaluatedGroup) -> _Room:
         groups = None if self.groups is None else self.groups - 1
         tokens = None if self.tokens is None else self.tokens - group.tokens
         return _Room(groups, tokens, self.nbytes - table_bytes(group), is_untouched=False)
@@ -47,10 +47,10 @@ class _Room:
         return (self.groups is not None and self.groups <= 0) or (self.tokens is not None and self.tokens <= 0)
 
 
-def selected(examined: Iterable[JudgedGroup], rules: Rules) -> Selection:
+def selected(examined: Iterable[EvaluatedGroup], rules: BatcherConfig) -> Selection:
     """The first usable groups that a step has room for, and the failed ones before them. Looks no further."""
-    taken: list[JudgedGroup] = []
-    failed: list[JudgedGroup] = []
+    taken: list[EvaluatedGroup] = []
+    failed: list[EvaluatedGroup] = []
     room, full = _room(rules), False
     for group in examined:
         if group.state is GroupState.FAILED:
@@ -78,6 +78,6 @@ def looked_after(waiting: Sequence[Group], sequence: int) -> Sequence[Group]:
     return [*waiting[start : start + LOOKED_AFTER], *waiting[: max(0, start + LOOKED_AFTER - len(waiting))]]
 
 
-def _room(rules: Rules) -> _Room:
+def _room(rules: BatcherConfig) -> _Room:
     groups = rules.groups_per_step if rules.tokens_per_step is None else None
     return _Room(groups, rules.tokens_per_step, rules.header_bytes)

@@ -10,14 +10,14 @@ from typing import Any
 
 from rollmill.models import BatchHeader, Cut, Trace
 from rollmill.models.extras import Form, form_of
-from rollmill_batcher.groups.config import Rules
-from rollmill_batcher.groups.group_evaluation import JudgedGroup
+from rollmill_batcher.groups.config import BatcherConfig
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness, age_split
 from rollmill_batcher.steps.credit import Advantages, advantages
 from rollmill_batcher.steps.loss_weights import denominators, loss_weights
 from rollmill_batcher.steps.packing import Bin, plan
 from rollmill_batcher.steps.step_table import TrainedTrace, group_row, table_of
-from rollmill_batcher.steps.tensors import Line, dump, extra_forms, filler, pack
+from rollmill_batcher.steps.tensors import PackedTrace, dump, extra_forms, filler, pack
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class MicroBatch:
     """Trained tokens of the whole step by staleness."""
 
 
-def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rules: Rules) -> tuple[MicroBatch, ...]:
+def micro_batches(
+    step: Sequence[EvaluatedGroup], cut: Cut, clock: PolicyClock, rules: BatcherConfig
+) -> tuple[MicroBatch, ...]:
     """The records of a step, the same number for every rank. ``cut`` has its batch id; ``step`` trains something."""
     traces = _trained(step, advantages(step, rules.learning), rules.staleness)
     shares = [trace.share for trace in traces]
@@ -55,7 +57,10 @@ def micro_batches(step: Sequence[JudgedGroup], cut: Cut, clock: PolicyClock, rul
         table=table_of(traces, weights, places),
         groups=tuple(group_row(group, rules.scoring) for group in step),
     )
-    lines = [Line(t.trace, row, t.advantage, weights[row], t.group, t.session, t.later) for row, t in enumerate(traces)]
+    lines = [
+        PackedTrace(t.trace, row, t.advantage, weights[row], t.group, t.session, t.later)
+        for row, t in enumerate(traces)
+    ]
     return tuple(_records(header, lines, places, _content(traces, weights), forms))
 
 
@@ -88,7 +93,7 @@ def _ages(clock: PolicyClock, traces: Sequence[Trace]) -> dict[str, Any]:
     }
 
 
-def _of_cut(cut: Cut, clock: PolicyClock, rules: Rules) -> dict[str, Any]:
+def _of_cut(cut: Cut, clock: PolicyClock, rules: BatcherConfig) -> dict[str, Any]:
     """Header fields that the cut and the rules decide; rank and micro-batch are filled in for each record."""
     return {
         "run": rules.run,
@@ -111,7 +116,7 @@ def _of_cut(cut: Cut, clock: PolicyClock, rules: Rules) -> dict[str, Any]:
     }
 
 
-def _trained(step: Sequence[JudgedGroup], by_trace: Advantages, staleness: Staleness) -> list[TrainedTrace]:
+def _trained(step: Sequence[EvaluatedGroup], by_trace: Advantages, staleness: Staleness) -> list[TrainedTrace]:
     """Traces in the order of groups, sessions and traces; rollouts are numbered in the same order."""
     rollouts = [(place, member) for place, group in enumerate(step) for member in group.members if member.trained]
     return [
@@ -129,7 +134,11 @@ def _trained(step: Sequence[JudgedGroup], by_trace: Advantages, staleness: Stale
 
 
 def _records(
-    header: BatchHeader, lines: Sequence[Line], places: Sequence[Sequence[Bin]], content: str, forms: Mapping[str, Form]
+    header: BatchHeader,
+    lines: Sequence[PackedTrace],
+    places: Sequence[Sequence[Bin]],
+    content: str,
+    forms: Mapping[str, Form],
 ) -> Iterator[MicroBatch]:
     shortest = min(lines, key=lambda line: len(line.trace.prompt_ids) + len(line.trace.response_ids))
     for rank, share in enumerate(places):

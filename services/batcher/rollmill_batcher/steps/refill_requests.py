@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from rollmill.models import Cut, RefillRequest
 from rollmill_batcher.groups.group import GroupState
-from rollmill_batcher.groups.group_evaluation import JudgedGroup
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 
 NOTHING_TO_TRAIN = "nothing_to_train"
 
 
-def refill_requests(closed: Iterable[JudgedGroup], cut: Cut, least: int) -> list[RefillRequest]:
+def refill_requests(closed: Iterable[EvaluatedGroup], cut: Cut, least: int) -> list[RefillRequest]:
     """One for each group that expired or failed at ``cut``.
 
     None for a group that announced fewer rollouts than the ``least`` that are compared: it would fail again, for ever.
@@ -20,7 +20,7 @@ def refill_requests(closed: Iterable[JudgedGroup], cut: Cut, least: int) -> list
     return [_request(group, cut) for group in lacking]
 
 
-def _request(group: JudgedGroup, cut: Cut) -> RefillRequest:
+def _request(group: EvaluatedGroup, cut: Cut) -> RefillRequest:
     spec = group.group.members[0].spec
     return RefillRequest(
         run=cut.run,
@@ -36,7 +36,7 @@ def _request(group: JudgedGroup, cut: Cut) -> RefillRequest:
     )
 
 
-def _common_reason(group: JudgedGroup) -> str:
+def _common_reason(group: EvaluatedGroup) -> str:
     """That of all traces, such as ``stale``, where they have one in common."""
     reasons = {trace.reason for member in group.members for trace in member.traces}
     (reason,) = reasons if len(reasons) == 1 else (None,)

@@ -12,9 +12,9 @@ from rollmill.errors import PoisonRecordError
 from rollmill.models import StepsResharded, StepsReturned
 from rollmill.runtime.stream import OutputRecord, Outputs, StateView
 from rollmill.topics import ACKS
-from rollmill_batcher.groups.config import Rules
+from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.group import GroupState
-from rollmill_batcher.groups.group_evaluation import JudgedGroup, judged
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup, judged
 from rollmill_batcher.groups.staleness import PolicyClock
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.state import CutStep, Held, group_of, progress_delta, progress_of, step_of
@@ -22,7 +22,7 @@ from rollmill_batcher.steps.cut import laid_out, step_emits
 from rollmill_batcher.steps.micro_batches import MicroBatch, micro_batches
 
 
-def placed_anew(state: StateView[Held], event: StepsReturned, rules: Rules) -> Outputs:
+def placed_anew(state: StateView[Held], event: StepsReturned, rules: BatcherConfig) -> Outputs:
     """New records of the returned steps and the answer. The same request again is answered once.
 
     Raises PoisonRecordError where steps or ranks do not exist, a step's groups are gone, or other settings would make
@@ -50,7 +50,7 @@ def placed_anew(state: StateView[Held], event: StepsReturned, rules: Rules) -> O
     return Outputs(emits, (progress_delta(after),), counts={"returns": 1, "steps_placed_anew": len(steps)})
 
 
-def _first(progress: Progress, event: StepsReturned, rules: Rules) -> int:
+def _first(progress: Progress, event: StepsReturned, rules: BatcherConfig) -> int:
     acknowledged = progress.acks.acknowledged
     first = acknowledged if event.next_step is None else event.next_step
     if event.world_size > rules.most_ranks:
@@ -71,7 +71,7 @@ def _held(state: StateView[Held], number: int) -> CutStep:
     return step
 
 
-def _laid_out(state: StateView[Held], step: CutStep, rules: Rules) -> tuple[MicroBatch, ...]:
+def _laid_out(state: StateView[Held], step: CutStep, rules: BatcherConfig) -> tuple[MicroBatch, ...]:
     clock = PolicyClock(step.cut.policy_version, step.cut.queued_steps, step.forks)
     batches = micro_batches(tuple(_groups(state, step, clock, rules)), step.cut, clock, rules)
     if batches[0].content != step.content:
@@ -81,7 +81,9 @@ def _laid_out(state: StateView[Held], step: CutStep, rules: Rules) -> tuple[Micr
     return batches
 
 
-def _groups(state: StateView[Held], step: CutStep, clock: PolicyClock, rules: Rules) -> Iterable[JudgedGroup]:
+def _groups(
+    state: StateView[Held], step: CutStep, clock: PolicyClock, rules: BatcherConfig
+) -> Iterable[EvaluatedGroup]:
     gate = rules.gate(clock)
     for group_id in step.cut.groups:
         group = group_of(state, group_id)

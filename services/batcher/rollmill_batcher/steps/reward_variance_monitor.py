@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from rollmill_batcher.groups.group_evaluation import JudgedGroup
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 
 MOST_IN_A_ROW = 50
 """Groups without a difference, after which it is said. A task that is hard or solved has many, and others between."""
@@ -14,7 +14,7 @@ MOST_IN_A_ROW = 50
 log = structlog.get_logger(__name__)
 
 
-class Sameness:
+class RewardVarianceMonitor:
     """Counts groups in a row whose rollouts all got one reward, since this process started. Decides nothing.
 
     A cut whose transaction failed is made and counted again: the warning comes early by that much.
@@ -23,7 +23,7 @@ class Sameness:
     def __init__(self) -> None:
         self._in_a_row = 0
 
-    def saw(self, closed: Iterable[JudgedGroup]) -> None:
+    def saw(self, closed: Iterable[EvaluatedGroup]) -> None:
         """Warns once for each row of them. Groups with fewer than two rewards say nothing about it."""
         for group in closed:
             if len(group.rewards) > 1:
@@ -32,7 +32,7 @@ class Sameness:
                     _warn(group)
 
 
-def _warn(last: JudgedGroup) -> None:
+def _warn(last: EvaluatedGroup) -> None:
     log.warning(
         "no group's rewards differ, so nothing is learnt from comparing them: the task is too hard or solved, or its "
         "evaluator does not see what agents hand in",

@@ -9,7 +9,7 @@ import numpy as np
 
 from rollmill.models import GroupRow, Trace, TraceRow
 from rollmill_batcher.groups.eligibility import MemberVerdict, TraceVerdict
-from rollmill_batcher.groups.group_evaluation import JudgedGroup
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.staleness import oldest_version
 from rollmill_batcher.steps.loss_weights import Share
@@ -65,7 +65,7 @@ class TrainedTrace:
         return Share(rollout.group_id, (rollout.session_id, rollout.attempt), self.trace.trained_tokens)
 
 
-def table_bytes(group: JudgedGroup) -> int:
+def table_bytes(group: EvaluatedGroup) -> int:
     """Bytes of a group and of its rows in a record, an upper bound."""
     rows = sum(_row_bytes(member, trace) for member in group.members for trace in member.trained)
     reasons = sum(len(reason) + REWARD_BYTES for reason in group.failures)
@@ -77,7 +77,7 @@ def _row_bytes(verdict: MemberVerdict, trace: TraceVerdict) -> int:
     return ROW_BYTES + ids + sum(UNIT_BYTES + len(unit.completion_id) for unit in trace.units)
 
 
-def group_row(group: JudgedGroup, scoring: Scoring | None) -> GroupRow:
+def group_row(group: EvaluatedGroup, scoring: Scoring | None) -> GroupRow:
     counted = [own for own, member in zip(group.group.current, group.members, strict=True) if member.counts]
     return GroupRow(
         group_id=group.group.group_id,

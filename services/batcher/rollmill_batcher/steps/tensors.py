@@ -29,7 +29,7 @@ NO_FORMS: Mapping[str, Form] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Line:
+class PackedTrace:
     """A trace as it goes into a micro-batch, with what its step has decided. ``row``: in the header's table."""
 
     trace: Trace
@@ -50,7 +50,7 @@ def record_bytes(trace: Trace) -> int:
     return tokens * TOKEN_BYTES + rewarded + runs + 44
 
 
-def pack(lines: Sequence[Line], forms: Mapping[str, Form] = NO_FORMS) -> Tensors:
+def pack(lines: Sequence[PackedTrace], forms: Mapping[str, Form] = NO_FORMS) -> Tensors:
     """Tensors of one micro-batch; [T] over all tokens, trace after trace, [N] over traces, at token throughout.
 
     ``forms``: the extras of the step; what has another form stays out.
@@ -81,7 +81,7 @@ def pack(lines: Sequence[Line], forms: Mapping[str, Form] = NO_FORMS) -> Tensors
     return tensors
 
 
-def filler(trace: Trace) -> Line:
+def filler(trace: Trace) -> PackedTrace:
     """The first tokens of ``trace`` with nothing to train in them: row -1, weight and advantage 0."""
     ids = np.concatenate([trace.prompt_ids, trace.response_ids])[:FILLER_TOKENS]
     idle = Trace(
@@ -89,7 +89,7 @@ def filler(trace: Trace) -> Line:
         response_ids=np.zeros(0, np.int32),
         loss_mask=np.zeros(0, np.uint8),
     )
-    return Line(idle, row=-1, advantage=0.0, weight=0.0)
+    return PackedTrace(idle, row=-1, advantage=0.0, weight=0.0)
 
 
 def dump(header: BatchHeader, tensors: Mapping[str, Array]) -> bytes:

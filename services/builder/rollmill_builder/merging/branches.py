@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollmill_builder.merging.parent_search import CallIndex, Link, boundary
-from rollmill_builder.merging.reply_alignment import Splice
+from rollmill_builder.merging.reply_alignment import Alignment
 from rollmill_builder.merging.sampled_calls import Call
 from rollmill_builder.storage.chat_messages import system_of
-from rollmill_builder.storage.trie import Place
+from rollmill_builder.storage.trie import TriePosition
 
 Siblings = Literal["keep", "exclude"]
 
@@ -21,7 +21,7 @@ class Branch:
     """Calls of one trace, each continuing the one before; ``splices[i]`` joins ``calls[i + 1]``."""
 
     calls: tuple[Call, ...]
-    splices: tuple[Splice, ...] = ()
+    splices: tuple[Alignment, ...] = ()
     link: Link = field(default_factory=Link)
     """Of the first call."""
     break_reason: str | None = None
@@ -60,12 +60,12 @@ class CallTree:
         self._calls, self._index = calls, index
         self._links = {call.order: index.link(call) for call in calls}
         self._sizes = self._subtree_sizes()
-        self._leading: dict[Place, Call] = {}
+        self._leading: dict[TriePosition, Call] = {}
         """Of the calls with one prompt, the one that most came after."""
 
     def unused_siblings(self) -> frozenset[int]:
         """Orders of the calls that shared their prompt with another and were not the one gone on with."""
-        by_prompt: dict[Place, list[Call]] = {}
+        by_prompt: dict[TriePosition, list[Call]] = {}
         for call in self._calls:
             by_prompt.setdefault(call.prompt, []).append(call)
         return frozenset(call.order for siblings in by_prompt.values() for call in self._unused(siblings))

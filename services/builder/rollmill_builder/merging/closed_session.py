@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rollmill.models import CompletionRecord, CompletionSession, Trajectory
 from rollmill.strategies import BaseTrajectoryBuilder
 from rollmill_builder.storage.call_store import CallLog, Content
-from rollmill_builder.storage.trie import Place
+from rollmill_builder.storage.trie import TriePosition
 
 
 class Recorded(NamedTuple):
@@ -19,8 +19,8 @@ class Recorded(NamedTuple):
     record: CompletionRecord
     """Prompt and request may be left out."""
     number: int
-    """In ``EndedSession.content``."""
-    prompt: Place | None
+    """In ``ClosedSession.content``."""
+    prompt: TriePosition | None
     """Of the prompt's token ids; None where they are unknown."""
 
     @property
@@ -30,13 +30,13 @@ class Recorded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EndedSession:
+class ClosedSession:
     session: CompletionSession
     """Identity, times and end; its calls may be left out."""
     log: CallLog
 
     @classmethod
-    def of(cls, session: CompletionSession) -> EndedSession:
+    def of(cls, session: CompletionSession) -> ClosedSession:
         return cls(session, CallLog.of(session.completions))
 
     @property
@@ -67,8 +67,8 @@ class CallBuilder(BaseTrajectoryBuilder):
     """Base of the strategies that read calls where they lie, and never put a prompt together that no trace shows."""
 
     @abstractmethod
-    def build_calls(self, ended: EndedSession) -> Trajectory:
+    def build_calls(self, ended: ClosedSession) -> Trajectory:
         """The trajectory of a session."""
 
     def build(self, session: CompletionSession) -> Trajectory:
-        return self.build_calls(EndedSession.of(session))
+        return self.build_calls(ClosedSession.of(session))

@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 
 from rollmill_builder.merging.reply_alignment import (
     GENERATION_PROMPT,
-    Break,
+    Alignment,
     DriftRules,
     EndOfTurn,
-    Splice,
+    Mismatch,
     align,
+    align_after_prompt_suffix,
     exact,
-    reframe,
 )
 from rollmill_builder.merging.sampled_calls import Call
-from rollmill_builder.merging.trie_index import Marks
+from rollmill_builder.merging.trie_index import TrieIndex
 from rollmill_builder.storage.buffer import TOKEN_BYTES
-from rollmill_builder.storage.trie import Place, Trie
+from rollmill_builder.storage.trie import Trie, TriePosition
 
 MOST_LOOKS = 4
 """Earlier prompts, the longest first, whose replies are looked for in a prompt: bounds the work where none fits."""
@@ -36,9 +36,9 @@ class Link:
 
     parent: Call | None = None
     """The call whose reply this prompt carries on from; None where there is none."""
-    splice: Splice | None = None
+    splice: Alignment | None = None
     """How to continue the parent's trace; None where that is not allowed."""
-    broken: Break | None = None
+    broken: Mismatch | None = None
     """Why not, for a call that seems to go on from an earlier one; None where no earlier prompt is a prefix."""
 
 
@@ -47,9 +47,9 @@ class CallIndex:
 
     def __init__(self, trie: Trie, calls: Sequence[Call], end_of_turn: EndOfTurn, rules: DriftRules) -> None:
         self._trie, self._end_of_turn, self._rules = trie, end_of_turn, rules
-        self._ends = Marks(trie, ((call.end, call) for call in calls))
-        self._prompts = Marks(trie, ((call.prompt, call) for call in calls))
-        self._frames = Marks(trie, _frames(trie, calls))
+        self._ends = TrieIndex(trie, ((call.end, call) for call in calls))
+        self._prompts = TrieIndex(trie, ((call.prompt, call) for call in calls))
+        self._frames = TrieIndex(trie, _frames(trie, calls))
 
     def siblings(self, call: Call) -> Sequence[Call]:
         """The calls with the same prompt, itself among them, in order."""
@@ -75,39 +75,39 @@ class CallIndex:
         place = self._ends.nearest(child.prompt)
         return None if place is None else self._ends.at(place)[0]
 
-    def _drifted_parent(self, child: Call, beyond: int) -> Link | Break | None:
+    def _drifted_parent(self, child: Call, beyond: int) -> Link | Mismatch | None:
         """The deepest call beyond ``beyond`` bytes whose reply the prompt carries in other tokens.
 
         Else the break at the deepest prompt that is a prefix; None where there is no such prompt.
         """
-        failed: Break | None = None
+        failed: Mismatch | None = None
         for place in _upwards(self._prompts, child.prompt, beyond):
             outcomes = [(call, self._aligned(call, child)) for call in self._prompts.at(place)]
-            found = [Link(call, result, failed) for call, result in outcomes if isinstance(result, Splice)]
+            found = [Link(call, result, failed) for call, result in outcomes if isinstance(result, Alignment)]
             if found:
                 return found[0]
-            failed = failed or _furthest(result for _, result in outcomes if isinstance(result, Break))
+            failed = failed or _furthest(result for _, result in outcomes if isinstance(result, Mismatch))
         return failed
 
-    def _framed_parent(self, child: Call, beyond: int) -> Link | Break | None:
+    def _framed_parent(self, child: Call, beyond: int) -> Link | Mismatch | None:
         """The call beyond ``beyond`` bytes whose reply follows in another frame; else the break that says so."""
-        failed: Break | None = None
+        failed: Mismatch | None = None
         for place in _upwards(self._frames, child.prompt, beyond):
             for call in self._frames.at(place):
                 if self._trie.is_prefix(call.prompt, child.prompt) or not child.may_follow(call):
                     continue
                 end = self._end_of_turn.of(call)
-                result = reframe(call, child, place.end // TOKEN_BYTES, end, self._rules)
-                if isinstance(result, Splice):
+                result = align_after_prompt_suffix(call, child, place.end // TOKEN_BYTES, end, self._rules)
+                if isinstance(result, Alignment):
                     return Link(call, result, failed)
                 failed = failed or (result and replace(result, reason=boundary(call, child) or result.reason))
         return failed
 
-    def _aligned(self, parent: Call, child: Call) -> Splice | Break:
+    def _aligned(self, parent: Call, child: Call) -> Alignment | Mismatch:
         return align(parent, child, self._end_of_turn.of(parent), self._rules)
 
 
-def _upwards(marks: Marks[Call], start: Place, beyond: int) -> Iterator[Place]:
+def _upwards(marks: TrieIndex[Call], start: TriePosition, beyond: int) -> Iterator[TriePosition]:
     """Marks above ``start``, the nearest first, as far as ``beyond`` bytes, and no more than a few."""
     place = marks.nearest(start, above=True)
     for _ in range(MOST_LOOKS):
@@ -117,7 +117,7 @@ def _upwards(marks: Marks[Call], start: Place, beyond: int) -> Iterator[Place]:
         place = marks.nearest(place, above=True)
 
 
-def _frames(trie: Trie, calls: Sequence[Call]) -> Iterator[tuple[Place, Call]]:
+def _frames(trie: Trie, calls: Sequence[Call]) -> Iterator[tuple[TriePosition, Call]]:
     """Where other prompts leave a call's prompt inside its generation prompt."""
     forks = set(trie.leaves_at()[1:])
     if not forks:
@@ -129,7 +129,7 @@ def _frames(trie: Trie, calls: Sequence[Call]) -> Iterator[tuple[Place, Call]]:
                 yield place, call
 
 
-def _furthest(breaks: Iterable[Break]) -> Break | None:
+def _furthest(breaks: Iterable[Mismatch]) -> Mismatch | None:
     return max(breaks, key=lambda item: item.at, default=None)
 
 
@@ -138,7 +138,7 @@ def _allowed(link: Link, child: Call) -> Link:
     reason = None if link.parent is None or link.splice is None else boundary(link.parent, child)
     if reason is None or link.splice is None:
         return link
-    return Link(link.parent, broken=Break(reason, link.splice.resume, link.parent))
+    return Link(link.parent, broken=Mismatch(reason, link.splice.resume, link.parent))
 
 
 def boundary(earlier: Call, later: Call) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollmill.models import Trajectory
 from rollmill_builder.merging.branches import Branch
-from rollmill_builder.merging.closed_session import CallBuilder, EndedSession
+from rollmill_builder.merging.closed_session import CallBuilder, ClosedSession
 from rollmill_builder.merging.prefix_merging import merged
 from rollmill_builder.merging.sampled_calls import sorted_replies
 from rollmill_builder.merging.trace_limits import OverLong, TraceLimit
@@ -21,7 +21,7 @@ class PerRequestBuilder(CallBuilder):
     def __init__(self, max_trace_tokens: int | None = None, over_long: OverLong = "cut") -> None:
         self._limit = TraceLimit.checked(max_trace_tokens, over_long)
 
-    def build_calls(self, ended: EndedSession) -> Trajectory:
+    def build_calls(self, ended: ClosedSession) -> Trajectory:
         if not len(ended.log):
             return no_completions(ended.session, "per_request")
         replies = sorted_replies(ended)

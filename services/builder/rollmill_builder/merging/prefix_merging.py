@@ -10,7 +10,7 @@ from rollmill.models import Trace, Trajectory
 from rollmill.strategies import trajectory_of
 from rollmill.strategies.decoding import decoder
 from rollmill_builder.merging.branches import Branch, CallTree, Siblings
-from rollmill_builder.merging.closed_session import CallBuilder, EndedSession
+from rollmill_builder.merging.closed_session import CallBuilder, ClosedSession
 from rollmill_builder.merging.options import check_choice, check_count
 from rollmill_builder.merging.parent_search import CallIndex
 from rollmill_builder.merging.reply_alignment import DriftRules, EndOfTurn, OnDrift, OnScaffold
@@ -56,7 +56,7 @@ class PrefixMergingBuilder(CallBuilder):
         self._rules = DriftRules(on_drift, drift_tokens, on_scaffold, decode)
         self._limit = TraceLimit.checked(max_trace_tokens, over_long)
 
-    def build_calls(self, ended: EndedSession) -> Trajectory:
+    def build_calls(self, ended: ClosedSession) -> Trajectory:
         if not len(ended.log):
             return no_completions(ended.session, "prefix_merging")
         replies = sorted_replies(ended)
@@ -65,7 +65,7 @@ class PrefixMergingBuilder(CallBuilder):
         left_out = [("sibling", call) for call in unused] + [("over_long", call) for call in over_long]
         return merged(ended, replies, branches, left_out, "prefix_merging")
 
-    def _branches(self, ended: EndedSession, calls: Sequence[Call]) -> tuple[tuple[Branch, ...], list[Call]]:
+    def _branches(self, ended: ClosedSession, calls: Sequence[Call]) -> tuple[tuple[Branch, ...], list[Call]]:
         """The branches, and the calls that are left out of them."""
         tree = self._tree(ended, calls, calls)
         if self._siblings == "keep":
@@ -74,13 +74,13 @@ class PrefixMergingBuilder(CallBuilder):
         kept = [call for call in calls if call.order not in unused]
         return self._tree(ended, kept, calls).branches(), [call for call in calls if call.order in unused]
 
-    def _tree(self, ended: EndedSession, calls: Sequence[Call], evidence: Sequence[Call]) -> CallTree:
+    def _tree(self, ended: ClosedSession, calls: Sequence[Call], evidence: Sequence[Call]) -> CallTree:
         end_of_turn = EndOfTurn(self._end_of_turn, evidence)
         return CallTree(calls, CallIndex(ended.content.ids.trie, calls, end_of_turn, self._rules))
 
 
 def merged(
-    ended: EndedSession,
+    ended: ClosedSession,
     replies: SortedReplies,
     branches: Sequence[Branch],
     left_out: Sequence[tuple[str, Call]],

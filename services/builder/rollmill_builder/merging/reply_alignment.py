@@ -32,7 +32,7 @@ REASONING_OPENING = 2
 """Tokens in which the openings of a thought and of an answer may agree."""
 
 
-class Splice(NamedTuple):
+class Alignment(NamedTuple):
     """The child goes on after its parent's reply: from ``resume`` on, its prompt is context that follows the reply."""
 
     resume: int
@@ -48,7 +48,7 @@ class Splice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Break:
+class Mismatch:
     """The child does not go on: a reason code, and the first prompt position that differs."""
 
     reason: str
@@ -105,11 +105,11 @@ def _only(found: set[int]) -> int | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
-def exact(parent: Call) -> Splice:
-    return Splice(parent.tokens)
+def exact(parent: Call) -> Alignment:
+    return Alignment(parent.tokens)
 
 
-def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Splice | Break:
+def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Alignment | Mismatch:
     """The splice of a child whose prompt begins with the parent's prompt, but not with its reply's ids.
 
     ``end`` is the end-of-turn token of the parent's reply, None where it is unknown.
@@ -119,7 +119,7 @@ def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Spli
     same = common_prefix(parent.reply_ids, tail)
     found = _copy(parent, tail, same, end)
     if isinstance(found, str):
-        return Break(found, start + same, parent)
+        return Mismatch(found, start + same, parent)
     copy = tail[: found.stop]
     rest, other = _without_common_suffix(found.body[same:], copy[same:])
     reason = (
@@ -127,10 +127,12 @@ def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Spli
         or _unlike(parent, child, found.body, copy, same, rules.decode)
         or _refused(len(rest), rules)
     )
-    return Splice(start + found.resume, len(rest)) if reason is None else Break(reason, start + same, parent)
+    return Alignment(start + found.resume, len(rest)) if reason is None else Mismatch(reason, start + same, parent)
 
 
-def reframe(parent: Call, child: Call, at: int, end: int | None, rules: DriftRules) -> Splice | Break | None:
+def align_after_prompt_suffix(
+    parent: Call, child: Call, at: int, end: int | None, rules: DriftRules
+) -> Alignment | Mismatch | None:
     """The splice of a child whose prompt leaves the parent's at ``at``, inside the parent's generation prompt.
 
     Templates end a generation prompt with an empty thinking block, or open one, and write neither into history. None:
@@ -140,9 +142,9 @@ def reframe(parent: Call, child: Call, at: int, end: int | None, rules: DriftRul
     if common_prefix(reply, tail) == len(reply):
         merged = rules.on_scaffold == "merge"
         dropped = parent.prompt_tokens - at
-        return Splice(at + len(reply), scaffold=dropped) if merged else Break("scaffold_removed", at, parent)
+        return Alignment(at + len(reply), scaffold=dropped) if merged else Mismatch("scaffold_removed", at, parent)
     if _is_end_of(reply, tail, end) or _reply_change(parent, child) == "reasoning_stripped":
-        return Break("reasoning_stripped", at, parent)
+        return Mismatch("reasoning_stripped", at, parent)
     return None
 
 

@@ -19,12 +19,12 @@ from rollmill.models import (
     TokenRange,
     VersionRuns,
 )
-from rollmill_builder.merging.closed_session import EndedSession
+from rollmill_builder.merging.closed_session import ClosedSession
 from rollmill_builder.storage.buffer import TOKEN_BYTES
 from rollmill_builder.storage.call_parts import SEPARATOR, messages_of_text
 from rollmill_builder.storage.call_store import Content
 from rollmill_builder.storage.chat_messages import Message, parse_object
-from rollmill_builder.storage.trie import Place
+from rollmill_builder.storage.trie import TriePosition
 
 Ids = npt.NDArray[np.int32]
 
@@ -42,9 +42,9 @@ class Call:
     """Prompt and request may be left out of it."""
     choice: SampledChoice
     order: int
-    prompt: Place
+    prompt: TriePosition
     """Of the prompt in the trie of token ids; ``prompt.end`` counts its bytes."""
-    end: Place
+    end: TriePosition
     """Of prompt and reply together."""
     untrained: str | None
     """Why the reply is context with mask 0; None where it is trained."""
@@ -81,7 +81,7 @@ class Call:
         return tuple(reply_units(self.record, self.choice))
 
     @property
-    def text(self) -> Place | None:
+    def text(self) -> TriePosition | None:
         """Of the request's messages; None where it holds none."""
         return self.content.text.head(self.number)
 
@@ -135,7 +135,7 @@ class SortedReplies:
     """Why each of the others is one; there are such without a token."""
 
 
-def sorted_replies(ended: EndedSession) -> SortedReplies:
+def sorted_replies(ended: ClosedSession) -> SortedReplies:
     calls: list[Call] = []
     excluded: list[Excluded] = []
     reasons: list[str] = []
@@ -159,7 +159,7 @@ def sorted_replies(ended: EndedSession) -> SortedReplies:
     return SortedReplies(tuple(calls), tuple(excluded), tuple(reasons))
 
 
-def _index(pair: tuple[SampledChoice, Place | None]) -> int:
+def _index(pair: tuple[SampledChoice, TriePosition | None]) -> int:
     return pair[0].index
 
 

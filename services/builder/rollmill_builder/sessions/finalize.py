@@ -5,7 +5,7 @@ from __future__ import annotations
 from rollmill.codec import MSGPACK, encode
 from rollmill.models import CompletionSession, Trajectory, TrajectoryStatus
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
-from rollmill_builder.merging.closed_session import CallBuilder, EndedSession
+from rollmill_builder.merging.closed_session import CallBuilder, ClosedSession
 from rollmill_builder.merging.sampled_calls import by_reason, captured_units
 from rollmill_builder.sessions.incremental_builder import Folded, described
 from rollmill_builder.sessions.token_accounting import settle
@@ -18,7 +18,7 @@ def no_completions(session: CompletionSession, builder: str) -> Trajectory:
 
 
 def finish(
-    ended: EndedSession, registry: StrategyRegistry[BaseTrajectoryBuilder], folded: Folded | None = None
+    ended: ClosedSession, registry: StrategyRegistry[BaseTrajectoryBuilder], folded: Folded | None = None
 ) -> Trajectory:
     """The settled trajectory of a session; a failing builder gives status ERROR and excludes all its units.
 
@@ -36,14 +36,16 @@ def finish(
     return settled
 
 
-def _built(ended: EndedSession, registry: StrategyRegistry[BaseTrajectoryBuilder], folded: Folded | None) -> Trajectory:
+def _built(
+    ended: ClosedSession, registry: StrategyRegistry[BaseTrajectoryBuilder], folded: Folded | None
+) -> Trajectory:
     if folded is not None:
         return folded.finish(ended.session)
     builder = registry.create(ended.session.spec.builder)
     return builder.build_calls(ended) if isinstance(builder, CallBuilder) else builder.build(ended.whole)
 
 
-def without_traces(ended: EndedSession, reason: str, error: str) -> Trajectory:
+def without_traces(ended: ClosedSession, reason: str, error: str) -> Trajectory:
     """Status ERROR, no traces, everything captured excluded with one reason."""
     units = [(reason, captured_units(item.record)) for item in ended.calls]
     metadata = {"builder": ended.session.spec.builder.strategy, "records": len(ended.log)}
@@ -52,7 +54,7 @@ def without_traces(ended: EndedSession, reason: str, error: str) -> Trajectory:
     )
 
 
-def fitting(ended: EndedSession, built: Trajectory, limit: int, header: int) -> tuple[Trajectory, bytes]:
+def fitting(ended: ClosedSession, built: Trajectory, limit: int, header: int) -> tuple[Trajectory, bytes]:
     """``built`` and its bytes; over ``limit`` bytes its traces, then also its output, give way (rule C1).
 
     ``header`` bytes of the limit are taken by the manifest.

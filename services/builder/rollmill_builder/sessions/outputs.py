@@ -18,7 +18,7 @@ from rollmill.models import (
 )
 from rollmill.runtime.stream.processor import OutputRecord
 from rollmill.topics import BUILT, OUTCOMES
-from rollmill_builder.merging.closed_session import EndedSession
+from rollmill_builder.merging.closed_session import ClosedSession
 from rollmill_builder.merging.sampled_calls import captured_units, reason_code
 from rollmill_builder.sessions.finalize import fitting
 
@@ -66,7 +66,7 @@ def _chunks(
 
 
 def built(
-    ended: EndedSession, trajectory: Trajectory, largest: int
+    ended: ClosedSession, trajectory: Trajectory, largest: int
 ) -> tuple[Trajectory, bytes, tuple[OutputRecord, ...]]:
     """The trajectory as sent, its bytes, and all records of a session's end.
 

@@ -122,7 +122,7 @@ class OpenSession:
         )
 
 
-class Closed(Record):
+class ClosedMarker(Record):
     """Marker of a closed (session, attempt): the same call again is a duplicate, a new one is late (rule S2)."""
 
     at: EventTime
@@ -136,7 +136,7 @@ class Closed(Record):
         mark = id_hash(completion_id)
         return any(self.known[at : at + HASH_BYTES] == mark for at in range(0, len(self.known), HASH_BYTES))
 
-    def with_late(self, completion_id: str) -> Closed:
+    def with_late(self, completion_id: str) -> ClosedMarker:
         return self.model_copy(update={"known": self.known + id_hash(completion_id)})
 
 

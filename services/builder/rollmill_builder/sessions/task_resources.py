@@ -43,7 +43,7 @@ class Shard:
         yield from self._timer.due(sessions, now, frozenset(self.memory.excess(sessions)))
 
 
-class Shards(Mapping[int, Shard]):
+class TaskResources(Mapping[int, Shard]):
     """The shards of the tasks in this process, by partition; made when first needed."""
 
     def __init__(self, make: Callable[[], Shard]) -> None:

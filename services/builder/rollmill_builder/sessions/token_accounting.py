@@ -26,7 +26,7 @@ from rollmill.models import (
     VersionRun,
     append_run,
 )
-from rollmill_builder.merging.closed_session import EndedSession
+from rollmill_builder.merging.closed_session import ClosedSession
 from rollmill_builder.merging.sampled_calls import by_reason, captured_units, refusal, reply_units, untrained_reason
 
 TRAINABLE_STATUSES = frozenset({"incomplete", "client_gone"})
@@ -72,9 +72,9 @@ class Claim(NamedTuple):
     by: str
 
 
-def settle(session: EndedSession | CompletionSession, built: Trajectory) -> Trajectory:
+def settle(session: ClosedSession | CompletionSession, built: Trajectory) -> Trajectory:
     """``built`` with complete exclusions and the records' versions. Raises AccountingError."""
-    replies = _replies(session if isinstance(session, EndedSession) else EndedSession.of(session))
+    replies = _replies(session if isinstance(session, ClosedSession) else ClosedSession.of(session))
     traces = tuple(_checked(trace, f"trace {place}", replies) for place, trace in enumerate(built.traces))
     claims: dict[tuple[str, int], list[Claim]] = {}
     excluded = [(item.reason, _normal(item, replies)) for item in built.excluded]
@@ -84,7 +84,7 @@ def settle(session: EndedSession | CompletionSession, built: Trajectory) -> Traj
     return built.model_copy(update={"traces": traces, "excluded": by_reason([*excluded, *left])})
 
 
-def _replies(ended: EndedSession) -> Replies:
+def _replies(ended: ClosedSession) -> Replies:
     replies: dict[tuple[str, int], Reply] = {}
     for item in ended.calls:
         record = item.record

@@ -14,7 +14,7 @@ from rollmill.models import CompletionRecord
 from rollmill_builder.storage.buffer import TOKEN_BYTES, Bytes
 from rollmill_builder.storage.call_parts import SEPARATOR, Parts, Tails, parts_of, unpack_rest
 from rollmill_builder.storage.changelog_records import CallDelta
-from rollmill_builder.storage.sequences import Lines, Shared
+from rollmill_builder.storage.sequences import SequenceStore, Shared
 from rollmill_builder.storage.spill import Extent, SpillFile
 
 CALL_OVERHEAD = 1_200
@@ -39,9 +39,9 @@ class Entry(NamedTuple):
 class Content:
     """All that a session's calls hold."""
 
-    ids: Lines = field(default_factory=lambda: Lines(TOKEN_BYTES))
+    ids: SequenceStore = field(default_factory=lambda: SequenceStore(TOKEN_BYTES))
     """Prompts, each followed by its replies."""
-    text: Lines = field(default_factory=lambda: Lines(1))
+    text: SequenceStore = field(default_factory=lambda: SequenceStore(1))
     """Messages of requests, each followed by the replies as messages."""
     entries: list[Entry] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -68,10 +68,10 @@ class Content:
         ids, text, packed = msgpack.unpackb(data)
         entries = [Entry(*entry) for entry in packed]
         numbers = {entry.completion_id: number for number, entry in enumerate(entries)}
-        return cls(Lines.load(TOKEN_BYTES, ids), Lines.load(1, text), entries, numbers)
+        return cls(SequenceStore.load(TOKEN_BYTES, ids), SequenceStore.load(1, text), entries, numbers)
 
 
-def _sequences(lines: Lines, number: int) -> list[bytes | None]:
+def _sequences(lines: SequenceStore, number: int) -> list[bytes | None]:
     head, tails = lines.head(number), lines.tails(number)
     start = 0 if head is None else head.end
     found = [None if place is None else lines.trie.read(place, start) for place in tails]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rollmill_builder.storage.buffer import Bytes
-from rollmill_builder.storage.trie import ROOT, Place, Trie
+from rollmill_builder.storage.trie import ROOT, Trie, TriePosition
 
 SEGMENT_BITS = 32
 ABSENT = -1
@@ -25,7 +25,7 @@ class Shared(NamedTuple):
     rest: bytes
 
 
-class Lines:
+class SequenceStore:
     """Heads and tails of calls, numbered as they are added, in one trie."""
 
     __slots__ = ("_first", "_places", "trie")
@@ -52,10 +52,10 @@ class Lines:
         for tail in tails:
             self._places.append(_code(None if tail is None else self.trie.insert(tail, start or ROOT)))
 
-    def head(self, call: int) -> Place | None:
+    def head(self, call: int) -> TriePosition | None:
         return _place(self._places[self._first[call]])
 
-    def tails(self, call: int) -> tuple[Place | None, ...]:
+    def tails(self, call: int) -> tuple[TriePosition | None, ...]:
         return tuple(map(_place, self._codes(call)[1:]))
 
     @property
@@ -67,7 +67,7 @@ class Lines:
         return [self.trie.dump(), self._places.tobytes(), self._first.tobytes()]
 
     @classmethod
-    def load(cls, unit: int, data: Sequence[Any]) -> Lines:
+    def load(cls, unit: int, data: Sequence[Any]) -> SequenceStore:
         lines = cls(unit)
         lines.trie = Trie.load(unit, data[0])
         lines._places.frombytes(data[1])
@@ -78,7 +78,7 @@ class Lines:
         stop = self._first[call + 1] if call + 1 < len(self._first) else len(self._places)
         return self._places[self._first[call] : stop]
 
-    def _holder(self, place: Place) -> tuple[int, int]:
+    def _holder(self, place: TriePosition) -> tuple[int, int]:
         """(call, tail) of the newest sequence that has ``place`` on its way: whatever was put there ended one."""
         for call in range(len(self._first) - 1, -1, -1):
             for slot, found in enumerate(map(_place, self._codes(call))):
@@ -86,7 +86,7 @@ class Lines:
                     return call, slot - 1
         raise ValueError(f"no call reaches {place}")
 
-    def _placed(self, head: Shared | Bytes) -> Place:
+    def _placed(self, head: Shared | Bytes) -> TriePosition:
         if not isinstance(head, Shared):
             return self.trie.insert(head)
         if not head.size:
@@ -97,9 +97,9 @@ class Lines:
         return self.trie.insert(head.rest, self.trie.ancestor(holder, head.size))
 
 
-def _code(place: Place | None) -> int:
+def _code(place: TriePosition | None) -> int:
     return ABSENT if place is None else place.end << SEGMENT_BITS | place.segment
 
 
-def _place(code: int) -> Place | None:
-    return None if code < 0 else Place(code & (1 << SEGMENT_BITS) - 1, code >> SEGMENT_BITS)
+def _place(code: int) -> TriePosition | None:
+    return None if code < 0 else TriePosition(code & (1 << SEGMENT_BITS) - 1, code >> SEGMENT_BITS)

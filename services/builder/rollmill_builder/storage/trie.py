@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rollmill_builder.storage.buffer import Buffer, Bytes
 
 
-class Place(NamedTuple):
+class TriePosition(NamedTuple):
     """A position in a trie: it stands for the bytes from the root to it."""
 
     segment: int
@@ -20,7 +20,7 @@ class Place(NamedTuple):
     """Bytes from the root."""
 
 
-ROOT = Place(0, 0)
+ROOT = TriePosition(0, 0)
 
 
 class _Segment:
@@ -42,7 +42,7 @@ class Trie:
         self._segments = [_Segment(0, 0, b"")]
         self._forks: dict[tuple[int, int, bytes], int] = {}
 
-    def find(self, content: Bytes, start: Place = ROOT) -> Place:
+    def find(self, content: Bytes, start: TriePosition = ROOT) -> TriePosition:
         """The end of the longest stored sequence that ``content``, put after ``start``, begins with.
 
         Compares every byte of ``content`` at most once with a stored one.
@@ -58,9 +58,9 @@ class Trie:
             if fork is None:
                 break
             number = fork
-        return Place(number, position)
+        return TriePosition(number, position)
 
-    def insert(self, content: Bytes, start: Place = ROOT) -> Place:
+    def insert(self, content: Bytes, start: TriePosition = ROOT) -> TriePosition:
         """The place of ``content`` after ``start``; what is not held yet is added."""
         segment = self._segments[start.segment]
         if start.end == segment.at + segment.data.size:
@@ -68,7 +68,7 @@ class Trie:
         place = self.find(content, start)
         return self._extend(place, content[place.end - start.end :])
 
-    def _extend(self, place: Place, rest: Bytes) -> Place:
+    def _extend(self, place: TriePosition, rest: Bytes) -> TriePosition:
         """``place`` is where `find` ends for the whole."""
         if not rest:
             return place
@@ -76,24 +76,24 @@ class Trie:
         segment = self._segments[number]
         if position == segment.at + segment.data.size:
             segment.data.append(rest)
-            return Place(number, position + len(rest))
+            return TriePosition(number, position + len(rest))
         made = len(self._segments)
         self._segments.append(_Segment(number, position, rest))
         self._forks[number, position, bytes(rest[: self._unit])] = made
-        return Place(made, position + len(rest))
+        return TriePosition(made, position + len(rest))
 
-    def ancestor(self, place: Place, end: int) -> Place:
+    def ancestor(self, place: TriePosition, end: int) -> TriePosition:
         """The first ``end`` bytes of what ``place`` stands for."""
         number = place.segment
         while number and end <= self._segments[number].at:
             number = self._segments[number].parent
-        return Place(number, end)
+        return TriePosition(number, end)
 
-    def is_prefix(self, place: Place, other: Place) -> bool:
+    def is_prefix(self, place: TriePosition, other: TriePosition) -> bool:
         """Whether what ``other`` stands for begins with what ``place`` stands for."""
         return place.end <= other.end and self.ancestor(other, place.end) == place
 
-    def read(self, place: Place, start: int = 0) -> bytes:
+    def read(self, place: TriePosition, start: int = 0) -> bytes:
         """Bytes ``start`` up to ``place``."""
         segment = self._segments[place.segment]
         if segment.at <= start:
@@ -106,18 +106,18 @@ class Trie:
                 break
         return b"".join(reversed(parts))
 
-    def path(self, place: Place) -> Iterator[Place]:
+    def path(self, place: TriePosition) -> Iterator[TriePosition]:
         """``place``, then where its segment leaves the one before, up to the root."""
         yield place
         number = place.segment
         while number:
             segment = self._segments[number]
             number = segment.parent
-            yield Place(number, segment.at)
+            yield TriePosition(number, segment.at)
 
-    def leaves_at(self) -> list[Place]:
+    def leaves_at(self) -> list[TriePosition]:
         """For each segment, where it leaves its parent. A parent comes before its children."""
-        return [Place(segment.parent, segment.at) for segment in self._segments]
+        return [TriePosition(segment.parent, segment.at) for segment in self._segments]
 
     @property
     def size(self) -> int:

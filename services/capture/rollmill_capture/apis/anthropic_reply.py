@@ -16,14 +16,14 @@ import orjson
 
 from rollmill.errors import InvalidInputError
 from rollmill_capture.apis.anthropic_request import chat_fields, stop_sequences
-from rollmill_capture.apis.api import Ask
+from rollmill_capture.apis.api import ParsedRequest
 from rollmill_capture.apis.chat_reply import Piece, ReplySoFar, ToolCall, replayed
-from rollmill_capture.apis.history_cache import SessionMemory, as_object
+from rollmill_capture.apis.history_cache import SessionHistory, as_object
 from rollmill_capture.apis.validation import is_stream
-from rollmill_capture.errors import Shape
+from rollmill_capture.errors import ErrorFormat
 from rollmill_capture.sse import ServerEvent
 from rollmill_capture.upstream.formats.tool_calls import CallPiece
-from rollmill_capture.upstream.formats.wire_format import CHAT
+from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 STOPS = {
     "stop": "end_turn",
@@ -48,7 +48,7 @@ _ERRORS = {
 }
 
 
-class MessagesShape:
+class AnthropicErrorFormat:
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def error(self, status: int, message: str, param: str | None = None) -> dict[str, Any]:
@@ -60,32 +60,32 @@ class MessagesShape:
         return _event("error", self.error(status, message))
 
 
-SHAPE = MessagesShape()
+SHAPE = AnthropicErrorFormat()
 
 
 @dataclass(frozen=True)
-class MessagesApi:
+class AnthropicApi:
     name: str = "messages"
-    shape: Shape = SHAPE
+    shape: ErrorFormat = SHAPE
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionMemory) -> Ask:
+    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
         del place
         if type(body.get("max_tokens")) is not int:
             raise InvalidInputError("`max_tokens` must be a number")
         fields, ignored = chat_fields(body, memory)
-        answer = MessagesAnswer(str(body.get("model") or ""), stop_sequences(body), memory)
-        return Ask(CHAT, fields, answer, is_stream(body), translated=True, ignored=tuple(ignored))
+        answer = AnthropicFormatter(str(body.get("model") or ""), stop_sequences(body), memory)
+        return ParsedRequest(CHAT, fields, answer, is_stream(body), translated=True, ignored=tuple(ignored))
 
 
 @dataclass(frozen=True)
-class MessagesAnswer:
+class AnthropicFormatter:
     model: str
     stops: tuple[str, ...]
-    memory: SessionMemory
-    shape: Shape = SHAPE
+    memory: SessionHistory
+    shape: ErrorFormat = SHAPE
 
-    def voice(self) -> MessagesVoice:
-        return MessagesVoice(self)
+    def voice(self) -> AnthropicStreamFormatter:
+        return AnthropicStreamFormatter(self)
 
     def whole(self, raw: bytes, body: Any) -> bytes:
         del raw
@@ -112,8 +112,8 @@ class MessagesAnswer:
 
 
 @dataclass
-class MessagesVoice:
-    answer: MessagesAnswer
+class AnthropicStreamFormatter:
+    answer: AnthropicFormatter
     reply: ReplySoFar = field(default_factory=ReplySoFar)
     blocks: int = 0
     open: str | None = None

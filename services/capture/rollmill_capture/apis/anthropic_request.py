@@ -23,7 +23,7 @@ from rollmill_capture.apis.content import (
     text_part,
     with_system,
 )
-from rollmill_capture.apis.history_cache import SessionMemory, json_text
+from rollmill_capture.apis.history_cache import SessionHistory, json_text
 
 PASSED = ("model", "temperature", "top_p", "top_k", "stream", "max_tokens")
 TRANSLATED = (*PASSED, "messages", "system", "tools", "tool_choice", "stop_sequences", "thinking", "output_config")
@@ -42,7 +42,7 @@ _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 the one before it."""
 
 
-def chat_fields(body: dict[str, Any], memory: SessionMemory) -> tuple[dict[str, Any], list[str]]:
+def chat_fields(body: dict[str, Any], memory: SessionHistory) -> tuple[dict[str, Any], list[str]]:
     """The body for chat completions, and the fields that were ignored. Raises InvalidInputError."""
     refused = [name for name in REFUSED if body.get(name)]
     if refused:
@@ -70,7 +70,7 @@ def _system(system: Any) -> list[str]:
     return [_BILLING.sub("", text) for text in texts]
 
 
-def _turn(message: dict[str, Any], memory: SessionMemory) -> list[dict[str, Any]]:
+def _turn(message: dict[str, Any], memory: SessionHistory) -> list[dict[str, Any]]:
     role, content = message.get("role"), message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, "`content`")
     if role == "assistant":
@@ -82,7 +82,7 @@ def _turn(message: dict[str, Any], memory: SessionMemory) -> list[dict[str, Any]
     return _user(blocks)
 
 
-def _assistant(blocks: list[dict[str, Any]], memory: SessionMemory) -> dict[str, Any]:
+def _assistant(blocks: list[dict[str, Any]], memory: SessionHistory) -> dict[str, Any]:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for block in blocks:
         kinds.setdefault(str(block.get("type")), []).append(block)
@@ -95,7 +95,7 @@ def _assistant(blocks: list[dict[str, Any]], memory: SessionMemory) -> dict[str,
     return assistant_message(text, thoughts, calls)
 
 
-def _call(block: dict[str, Any], memory: SessionMemory) -> tuple[str, str, str]:
+def _call(block: dict[str, Any], memory: SessionHistory) -> tuple[str, str, str]:
     call_id, name = str(block.get("id") or ""), str(block.get("name") or "")
     return call_id, name, memory.arguments(call_id, name, block.get("input") or {})
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rollmill_capture.apis.history_cache import SessionMemory
-from rollmill_capture.errors import Shape
+from rollmill_capture.apis.history_cache import SessionHistory
+from rollmill_capture.errors import ErrorFormat
 from rollmill_capture.sse import ServerEvent
 from rollmill_capture.upstream.formats.parsed_reply import Ids
-from rollmill_capture.upstream.formats.wire_format import Wire
+from rollmill_capture.upstream.formats.upstream_format import UpstreamFormat
 
 
-class Voice(Protocol):
+class StreamFormatter(Protocol):
     """Gives a streamed reply to the client, chunk by chunk."""
 
     def chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
@@ -25,13 +25,13 @@ class Voice(Protocol):
         ...
 
 
-class Answer(Protocol):
+class ResponseFormatter(Protocol):
     """Gives the engine's reply back in the API of the request."""
 
     @property
-    def shape(self) -> Shape: ...
+    def shape(self) -> ErrorFormat: ...
 
-    def voice(self) -> Voice: ...
+    def voice(self) -> StreamFormatter: ...
 
     def whole(self, raw: bytes, body: Any) -> bytes:
         """A whole reply. ``body`` is ``raw`` parsed, and may be changed."""
@@ -39,14 +39,14 @@ class Answer(Protocol):
 
 
 @dataclass(frozen=True)
-class Ask:
+class ParsedRequest:
     """A client's request, understood."""
 
-    wire: Wire
+    wire: UpstreamFormat
     """How the engine is asked."""
     fields: dict[str, Any]
     """The body for the engine, without what capture needs."""
-    answer: Answer
+    answer: ResponseFormatter
     stream: bool
     choices: int = 1
     prompt_ids: Ids | None = None
@@ -57,15 +57,15 @@ class Ask:
     """Fields of the client that have no meaning for the engine."""
 
 
-class Api(Protocol):
+class ApiAdapter(Protocol):
     """One API that clients speak."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def shape(self) -> Shape: ...
+    def shape(self) -> ErrorFormat: ...
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionMemory) -> Ask:
+    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
         """Understand a request; ``place`` holds the parameters of its path. Raises InvalidInputError."""
         ...

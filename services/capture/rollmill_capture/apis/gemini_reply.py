@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 from rollmill.errors import InvalidInputError
-from rollmill_capture.apis.api import Ask
+from rollmill_capture.apis.api import ParsedRequest
 from rollmill_capture.apis.chat_reply import Piece, ReplySoFar, replayed
 from rollmill_capture.apis.gemini_request import chat_fields
-from rollmill_capture.apis.history_cache import SessionMemory, as_object
-from rollmill_capture.errors import Shape
+from rollmill_capture.apis.history_cache import SessionHistory, as_object
+from rollmill_capture.errors import ErrorFormat
 from rollmill_capture.sse import ServerEvent
-from rollmill_capture.upstream.formats.wire_format import CHAT
+from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 FINISH = {
     "stop": "STOP",
@@ -40,7 +40,7 @@ _STATUS = {
 }
 
 
-class GeminiShape:
+class GeminiErrorFormat:
     keep_alive = b""
     """Its SDK takes every line that is no data for the start of an error."""
 
@@ -52,7 +52,7 @@ class GeminiShape:
         return b"data: " + orjson.dumps(self.error(status, message)) + b"\n\n"
 
 
-SHAPE = GeminiShape()
+SHAPE = GeminiErrorFormat()
 
 
 @dataclass(frozen=True)
@@ -61,30 +61,30 @@ class GeminiApi:
 
     streams: bool
     name: str = "gemini"
-    shape: Shape = SHAPE
+    shape: ErrorFormat = SHAPE
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionMemory) -> Ask:
+    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
         model = str(place.get("model") or "")
         if not model:
             raise InvalidInputError("the path must name a model")
         stream = self.streams and place.get("alt") == "sse"
         fields, ignored = chat_fields(body, model, memory)
-        answer = GeminiAnswer(model, memory, as_list=self.streams and not stream)
+        answer = GeminiFormatter(model, memory, as_list=self.streams and not stream)
         # The method says whether the reply is a stream; of the engine's own way to say it the body knows nothing.
         fields |= {"stream": True} if stream else {}
-        return Ask(CHAT, fields, answer, stream, translated=True, ignored=tuple(ignored))
+        return ParsedRequest(CHAT, fields, answer, stream, translated=True, ignored=tuple(ignored))
 
 
 @dataclass(frozen=True)
-class GeminiAnswer:
+class GeminiFormatter:
     model: str
-    memory: SessionMemory
+    memory: SessionHistory
     as_list: bool = False
     response_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    shape: Shape = SHAPE
+    shape: ErrorFormat = SHAPE
 
-    def voice(self) -> GeminiVoice:
-        return GeminiVoice(self)
+    def voice(self) -> GeminiStreamFormatter:
+        return GeminiStreamFormatter(self)
 
     def whole(self, raw: bytes, body: Any) -> bytes:
         del raw
@@ -116,8 +116,8 @@ class GeminiAnswer:
 
 
 @dataclass
-class GeminiVoice:
-    answer: GeminiAnswer
+class GeminiStreamFormatter:
+    answer: GeminiFormatter
     reply: ReplySoFar = field(default_factory=ReplySoFar)
 
     def chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:

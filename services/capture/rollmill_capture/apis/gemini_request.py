@@ -20,7 +20,7 @@ from rollmill_capture.apis.content import (
     text_part,
     with_system,
 )
-from rollmill_capture.apis.history_cache import SessionMemory, json_text
+from rollmill_capture.apis.history_cache import SessionHistory, json_text
 
 IGNORED = ("safetySettings", "labels", "cachedContent")
 SAMPLING = {
@@ -49,7 +49,7 @@ def _underscored(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
-def chat_fields(body: dict[str, Any], model: str, memory: SessionMemory) -> tuple[dict[str, Any], list[str]]:
+def chat_fields(body: dict[str, Any], model: str, memory: SessionHistory) -> tuple[dict[str, Any], list[str]]:
     """The body for chat completions, and the fields that were ignored. Raises InvalidInputError."""
     config = said(body, "generationConfig") or {}
     if said(config, "candidateCount") not in (None, 1):
@@ -71,7 +71,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     return objects([parts] if isinstance(parts, dict) else parts or [], "`parts`")
 
 
-def _messages(contents: Any, memory: SessionMemory) -> list[dict[str, Any]]:
+def _messages(contents: Any, memory: SessionHistory) -> list[dict[str, Any]]:
     turns = _Turns(memory)
     for content in [{"parts": [{"text": contents}]}] if isinstance(contents, str) else objects(contents, "`contents`"):
         role, parts = content.get("role"), _parts(content)
@@ -85,7 +85,7 @@ def _messages(contents: Any, memory: SessionMemory) -> list[dict[str, Any]]:
 
 
 class _Turns:
-    def __init__(self, memory: SessionMemory) -> None:
+    def __init__(self, memory: SessionHistory) -> None:
         self.messages: list[dict[str, Any]] = []
         self._memory = memory
         self._open: list[tuple[str, str]] = []

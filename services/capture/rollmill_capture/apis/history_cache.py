@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.json_body import lasting
+from rollmill_capture.json_body import compact_copy
 
 Messages = tuple[dict[str, Any], ...]
 
@@ -32,7 +32,7 @@ class _Link:
     """As JSON: a tenth of what the objects would take."""
 
 
-class Memory:
+class HistoryCache:
     """The oldest entries go first, beyond ``room`` bytes."""
 
     def __init__(self, room: int = DEFAULT_BYTES) -> None:
@@ -57,15 +57,15 @@ class Memory:
         self._entries.move_to_end((session_id, key))
         return found[0]
 
-    def of(self, session_id: str) -> SessionMemory:
-        return SessionMemory(self, session_id)
+    def of(self, session_id: str) -> SessionHistory:
+        return SessionHistory(self, session_id)
 
 
 @dataclass(frozen=True)
-class SessionMemory:
+class SessionHistory:
     """What one session sees of the memory."""
 
-    memory: Memory = field(default_factory=Memory)
+    memory: HistoryCache = field(default_factory=HistoryCache)
     session_id: str = ""
 
     def keep_call(self, call_id: str, name: str, arguments: str) -> None:
@@ -82,7 +82,7 @@ class SessionMemory:
         return by_content if isinstance(by_content, str) else _written(given)
 
     def keep_response(self, response_id: str, before: str | None, messages: Messages) -> None:
-        link = _Link(before, lasting(orjson.dumps(messages)))
+        link = _Link(before, compact_copy(orjson.dumps(messages)))
         self.memory.put(self.session_id, f"response {response_id}", link, len(link.messages))
 
     def history(self, response_id: str) -> Messages | None:

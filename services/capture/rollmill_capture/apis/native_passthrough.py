@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollmill_capture.apis.api import Ask
-from rollmill_capture.apis.history_cache import SessionMemory
-from rollmill_capture.apis.passthrough_reply import Same
+from rollmill_capture.apis.api import ParsedRequest
+from rollmill_capture.apis.history_cache import SessionHistory
+from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
 from rollmill_capture.apis.validation import is_stream
-from rollmill_capture.errors import Shape
-from rollmill_capture.upstream.formats.wire_format import Wire
+from rollmill_capture.errors import ErrorFormat
+from rollmill_capture.upstream.formats.upstream_format import UpstreamFormat
 
 
 @dataclass(frozen=True)
-class PassingApi:
+class NativePassthroughApi:
     name: str
-    wire: Wire
-    shape: Shape
+    wire: UpstreamFormat
+    shape: ErrorFormat
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionMemory) -> Ask:
+    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
         del place, memory
-        return Ask(self.wire, body, Same(self.wire, self.shape), is_stream(body))
+        return ParsedRequest(self.wire, body, PassthroughFormatter(self.wire, self.shape), is_stream(body))

@@ -6,29 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollmill.errors import InvalidInputError
-from rollmill_capture.apis.api import Ask
-from rollmill_capture.apis.history_cache import SessionMemory
-from rollmill_capture.apis.passthrough_reply import Wants, same
+from rollmill_capture.apis.api import ParsedRequest
+from rollmill_capture.apis.history_cache import SessionHistory
+from rollmill_capture.apis.passthrough_reply import RequestedDetails, passthrough
 from rollmill_capture.apis.validation import is_stream, number_of_choices, stream_options
-from rollmill_capture.errors import OPENAI, Shape
+from rollmill_capture.errors import OPENAI, ErrorFormat
 from rollmill_capture.upstream.formats.logprobs import as_ids
-from rollmill_capture.upstream.formats.wire_format import COMPLETIONS
+from rollmill_capture.upstream.formats.upstream_format import COMPLETIONS
 
 
 class CompletionsApi:
     name = "completions"
-    shape: Shape = OPENAI
+    shape: ErrorFormat = OPENAI
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionMemory) -> Ask:
+    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
         del place, memory
         stream, options, prompt = is_stream(body), stream_options(body), body.get("prompt")
-        wants = Wants(
+        wants = RequestedDetails(
             ids=body.get("return_token_ids") is True,
             logprobs=type(body.get("logprobs")) is int,
             usage=not stream or options.get("include_usage") is True,
         )
         choices = number_of_choices(body) * _prompts(prompt)
-        return Ask(COMPLETIONS, body, same(COMPLETIONS, wants), stream, choices, prompt_ids=_ids(prompt))
+        return ParsedRequest(
+            COMPLETIONS, body, passthrough(COMPLETIONS, wants), stream, choices, prompt_ids=_ids(prompt)
+        )
 
 
 def _prompts(prompt: Any) -> int:

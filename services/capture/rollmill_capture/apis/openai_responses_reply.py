@@ -14,15 +14,15 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.apis.api import Ask
+from rollmill_capture.apis.api import ParsedRequest
 from rollmill_capture.apis.chat_reply import Piece, ReplySoFar, ToolCall, replayed
-from rollmill_capture.apis.history_cache import Messages, SessionMemory
+from rollmill_capture.apis.history_cache import Messages, SessionHistory
 from rollmill_capture.apis.openai_responses_request import chat_fields
 from rollmill_capture.apis.validation import is_stream
-from rollmill_capture.errors import Shape, error_body
+from rollmill_capture.errors import ErrorFormat, error_body
 from rollmill_capture.sse import ServerEvent
 from rollmill_capture.upstream.formats.tool_calls import CallPiece
-from rollmill_capture.upstream.formats.wire_format import CHAT
+from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 COMPLETE = {"stop", "tool_calls", "function_call"}
@@ -44,7 +44,7 @@ _ECHOED: dict[str, Any] = {
 """Fields of a request that its response repeats, and what they are where the request does not say them."""
 
 
-class ResponsesShape:
+class OpenAiResponsesErrorFormat:
     keep_alive = b": keep-alive\n\n"
 
     def error(self, status: int, message: str, param: str | None = None) -> dict[str, Any]:
@@ -57,34 +57,34 @@ class ResponsesShape:
         return b"event: error\ndata: " + orjson.dumps(event) + b"\n\n"
 
 
-SHAPE = ResponsesShape()
+SHAPE = OpenAiResponsesErrorFormat()
 
 
 @dataclass(frozen=True)
-class ResponsesApi:
+class OpenAiResponsesApi:
     name: str = "responses"
-    shape: Shape = SHAPE
+    shape: ErrorFormat = SHAPE
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionMemory) -> Ask:
+    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
         del place
         fields, new, ignored = chat_fields(body, memory)
         before = body.get("previous_response_id")
-        answer = ResponsesAnswer(body, before if isinstance(before, str) else None, new, memory)
-        return Ask(CHAT, fields, answer, is_stream(body), translated=True, ignored=tuple(ignored))
+        answer = OpenAiResponsesFormatter(body, before if isinstance(before, str) else None, new, memory)
+        return ParsedRequest(CHAT, fields, answer, is_stream(body), translated=True, ignored=tuple(ignored))
 
 
 @dataclass(frozen=True)
-class ResponsesAnswer:
+class OpenAiResponsesFormatter:
     request: Mapping[str, Any]
     before: str | None
     new: Messages
-    memory: SessionMemory
+    memory: SessionHistory
     response_id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created_at: int = field(default_factory=lambda: int(time.time()))
-    shape: Shape = SHAPE
+    shape: ErrorFormat = SHAPE
 
-    def voice(self) -> ResponsesVoice:
-        return ResponsesVoice(self)
+    def voice(self) -> OpenAiResponsesStreamFormatter:
+        return OpenAiResponsesStreamFormatter(self)
 
     def whole(self, raw: bytes, body: Any) -> bytes:
         del raw
@@ -128,8 +128,8 @@ class ResponsesAnswer:
 
 
 @dataclass
-class ResponsesVoice:
-    answer: ResponsesAnswer
+class OpenAiResponsesStreamFormatter:
+    answer: OpenAiResponsesFormatter
     reply: ReplySoFar = field(default_factory=ReplySoFar)
     number: int = 0
     output: list[dict[str, Any]] = field(default_factory=list)

@@ -19,7 +19,7 @@ from rollmill_capture.apis.content import (
     text_part,
     with_system,
 )
-from rollmill_capture.apis.history_cache import Messages, SessionMemory
+from rollmill_capture.apis.history_cache import Messages, SessionHistory
 
 PASSED = ("model", "temperature", "top_p", "stream", "parallel_tool_calls")
 TRANSLATED = (
@@ -49,7 +49,7 @@ IGNORED = (
 REFUSED = ("background", "conversation", "prompt", "max_tool_calls")
 
 
-def chat_fields(body: dict[str, Any], memory: SessionMemory) -> tuple[dict[str, Any], Messages, list[str]]:
+def chat_fields(body: dict[str, Any], memory: SessionHistory) -> tuple[dict[str, Any], Messages, list[str]]:
     """The body for chat completions, its messages that are new since the response before, and the fields that were
     ignored. Raises InvalidInputError.
     """
@@ -67,7 +67,7 @@ def chat_fields(body: dict[str, Any], memory: SessionMemory) -> tuple[dict[str, 
     return {**fields, **_tools(body), **_ending(body), **passed}, tuple(new), ignored
 
 
-def _history(previous: Any, memory: SessionMemory) -> Messages:
+def _history(previous: Any, memory: SessionHistory) -> Messages:
     if previous is None:
         return ()
     found = memory.history(previous) if isinstance(previous, str) else None

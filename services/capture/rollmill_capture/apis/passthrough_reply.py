@@ -8,16 +8,16 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.errors import OPENAI, Shape
+from rollmill_capture.errors import OPENAI, ErrorFormat
 from rollmill_capture.sse import ServerEvent
 from rollmill_capture.upstream.formats.strip_details import META_DETAILS, without_details, without_ids, without_logprobs
-from rollmill_capture.upstream.formats.wire_format import Wire
+from rollmill_capture.upstream.formats.upstream_format import UpstreamFormat
 
 DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
-class Wants:
+class RequestedDetails:
     """What the client itself asked for; the rest of what capture asks for is kept from it."""
 
     ids: bool = False
@@ -26,25 +26,25 @@ class Wants:
 
 
 @dataclass(frozen=True)
-class Same:
+class PassthroughFormatter:
     """The engine's own words. ``strip`` takes out what the client did not ask for; None: nothing is taken out."""
 
-    wire: Wire
-    shape: Shape = OPENAI
+    wire: UpstreamFormat
+    shape: ErrorFormat = OPENAI
     strip: Callable[[Any], Any] | None = None
     usage: bool = True
     """The client asked for the chunk that ends a stream with usage alone."""
 
-    def voice(self) -> SameVoice:
-        return SameVoice(self)
+    def voice(self) -> PassthroughStreamFormatter:
+        return PassthroughStreamFormatter(self)
 
     def whole(self, raw: bytes, body: Any) -> bytes:
         return raw if self.strip is None else orjson.dumps(self.strip(body))
 
 
 @dataclass(frozen=True)
-class SameVoice:
-    answer: Same
+class PassthroughStreamFormatter:
+    answer: PassthroughFormatter
 
     def chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
         if not self.answer.usage and _only_usage(chunk):
@@ -58,10 +58,10 @@ class SameVoice:
         return DONE if self.answer.wire.has_done else b""
 
 
-def same(wire: Wire, wants: Wants) -> Same:
+def passthrough(wire: UpstreamFormat, wants: RequestedDetails) -> PassthroughFormatter:
     """The answer of a format with choices."""
     strips = {(False, False): without_details, (True, False): without_logprobs, (False, True): without_ids}
-    return Same(wire, strip=strips.get((wants.ids, wants.logprobs)), usage=wants.usage)
+    return PassthroughFormatter(wire, strip=strips.get((wants.ids, wants.logprobs)), usage=wants.usage)
 
 
 def without_meta(body: Any) -> Any:

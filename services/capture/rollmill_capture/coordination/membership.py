@@ -17,8 +17,8 @@ from rollmill.codec import JSON, encode
 from rollmill.models import PolicyPause, ReplicaHeartbeat
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.topics import SESSIONS
-from rollmill_capture.coordination.policy_pauses import Gates
-from rollmill_capture.event_log.event_writer import EventSink, NotAcknowledgedError
+from rollmill_capture.coordination.policy_pauses import PolicyPauses
+from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 
 BEAT_SECONDS = 5.0
 ALIVE_SECONDS = 3 * BEAT_SECONDS
@@ -45,11 +45,11 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Membership:
     """As one of its replicas, ``replica``, sees it."""
 
-    gates: Gates
-    sink: EventSink
+    gates: PolicyPauses
+    sink: EventWriter
     clock: Clock
     replicas: Replicas = field(default_factory=Replicas)
     replica: str = field(default_factory=lambda: uuid.uuid4().hex)

@@ -9,16 +9,16 @@ import asyncio
 from dataclasses import dataclass, field
 
 from rollmill.models import PauseMode, PolicyPause, PolicyVersion
-from rollmill_capture.coordination.policy_versions import Announced
-from rollmill_capture.upstream.policy_pause import Pauses
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.upstream.policy_pause import CallGates
 
 
 @dataclass
-class Gates:
+class PolicyPauses:
     """Applies gates to ``pauses``, and the versions that they bring to ``announced``."""
 
-    pauses: Pauses
-    announced: Announced
+    pauses: CallGates
+    announced: AnnouncedVersions
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a gate was applied; cleared by who waits for it."""
     _newest: dict[str, PolicyPause] = field(default_factory=dict)

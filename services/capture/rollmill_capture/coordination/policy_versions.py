@@ -11,7 +11,7 @@ from rollmill_capture.settings import Route, VersionSource
 _STAMP = re.compile(r"(?:(\d{1,9}):)?(\d{1,18})")
 
 
-class Announced:
+class AnnouncedVersions:
     """The newest announced version of each policy; (0, 0) before any announcement."""
 
     def __init__(self) -> None:

@@ -18,10 +18,10 @@ from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import SESSIONS
 from rollmill_capture.admission import Admission
-from rollmill_capture.coordination.membership import Fleet
+from rollmill_capture.coordination.membership import Membership
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.coordination.sessions_topic import attempt_header
-from rollmill_capture.event_log.event_writer import EventSink, NotAcknowledgedError
+from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 
 MOST_AT_ONCE = 5000
 """Tombstones of one round."""
@@ -32,13 +32,13 @@ SLICE = 500
 
 
 @dataclass(frozen=True)
-class Sweeper:
+class SessionRetention:
     """``retention``: seconds for which a session that is over stays known."""
 
     table: SessionTable
-    fleet: Fleet
+    fleet: Membership
     admission: Admission
-    sink: EventSink
+    sink: EventWriter
     clock: Clock
     metrics: Metrics
     retention: float

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rollmill.codec import Headers, header
 from rollmill.models import PolicyPause, ReplicaHeartbeat, SessionEntry, SessionRecord, is_identifier, replica_key
 from rollmill_capture.coordination.membership import Replicas
-from rollmill_capture.coordination.policy_pauses import Gates
+from rollmill_capture.coordination.policy_pauses import PolicyPauses
 from rollmill_capture.coordination.session_table import SessionTable
 
 ATTEMPT = "attempt"
@@ -15,9 +15,9 @@ ATTEMPT = "attempt"
 
 
 @dataclass(frozen=True)
-class Board:
+class SessionsTopic:
     table: SessionTable
-    gates: Gates
+    gates: PolicyPauses
     replicas: Replicas = field(default_factory=Replicas)
 
     def apply(self, _key: str, record: SessionRecord | None) -> None:

@@ -17,9 +17,9 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import Topic
 from rollmill_capture.event_log.producer import NotAcknowledgedError, RefusedRecordError
 from rollmill_capture.event_log.spool import Spool, SpoolFailedError
-from rollmill_capture.event_log.spool_store import Spooled
+from rollmill_capture.event_log.spool_store import SpooledRecord
 
-__all__ = ["EventSink", "LogSink", "NotAcknowledgedError"]
+__all__ = ["EventWriter", "LogEventWriter", "NotAcknowledgedError"]
 
 DRAIN_BYTES = 4 * 2**20
 """Sent from the spool at once."""
@@ -28,7 +28,7 @@ STUCK_AFTER = 3
 """A producer that fails this often in a row while the broker answers is finished, whatever it says."""
 
 
-class EventSink(Protocol):
+class EventWriter(Protocol):
     async def append(self, topic: Topic, key: str, value: bytes) -> None:
         """Append a record; returns once it is acknowledged. Raises NotAcknowledgedError.
 
@@ -65,12 +65,12 @@ class Log(Protocol):
     async def replace(self) -> None: ...
 
 
-class LogAwayError(BackpressureError):
+class LogUnavailableError(BackpressureError):
     """Kafka is away, and there is no spool."""
 
 
 @dataclass
-class LogSink:
+class LogEventWriter:
     """Sends to the log while that answers. ``drain`` has to run beside it: it sends what was spooled."""
 
     log: Log
@@ -94,7 +94,7 @@ class LogSink:
     async def _append(self, topic: Topic, key: str, value: bytes) -> None:
         spool = self.spool
         if spool is not None and (self.away or spool.holds(key)):
-            await self._put(spool, Spooled(topic.name, key, value))
+            await self._put(spool, SpooledRecord(topic.name, key, value))
             return
         try:
             await self.log.send(topic.name, key, value)
@@ -104,7 +104,7 @@ class LogSink:
             self._lose(error)
             if spool is None:
                 raise
-            await self._put(spool, Spooled(topic.name, key, value))
+            await self._put(spool, SpooledRecord(topic.name, key, value))
         else:
             self._wrote(topic.name)
 
@@ -182,7 +182,7 @@ class LogSink:
             self._noticed.clear()
         return True
 
-    async def _one_by_one(self, spool: Spool, batch: list[Spooled]) -> None:
+    async def _one_by_one(self, spool: Spool, batch: list[SpooledRecord]) -> None:
         for record in batch:
             try:
                 await self.log.send(record.topic, record.key, record.value)
@@ -196,7 +196,7 @@ class LogSink:
                 self._wrote(record.topic)
                 await spool.remove([record])
 
-    async def _put(self, spool: Spool, record: Spooled) -> None:
+    async def _put(self, spool: Spool, record: SpooledRecord) -> None:
         try:
             await spool.put(record)
         except SpoolFailedError as error:
@@ -207,7 +207,7 @@ class LogSink:
 
     def _need_the_log(self) -> None:
         if self.away:
-            raise LogAwayError("Kafka is away, and no spool is configured (ROLLMILL_SPOOL_DIR)", retry_after=5)
+            raise LogUnavailableError("Kafka is away, and no spool is configured (ROLLMILL_SPOOL_DIR)", retry_after=5)
 
     def _lose(self, error: Exception) -> None:
         if not self.away:

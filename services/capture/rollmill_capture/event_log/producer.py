@@ -31,7 +31,7 @@ class RefusedRecordError(NotAcknowledgedError):
     """The log will not take this record, however often it is sent."""
 
 
-class KafkaLog:
+class KafkaEventProducer:
     """Use as ``async with``. Topics are named without the prefix."""
 
     def __init__(self, clients: KafkaClients, prefix: str, seconds: float) -> None:

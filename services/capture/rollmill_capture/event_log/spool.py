@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollmill.errors import BackpressureError, RetryableError
-from rollmill_capture.event_log.spool_store import Spooled, SpoolFile, open_spool_file
+from rollmill_capture.event_log.spool_store import SpooledRecord, SpoolStore, open_spool_store
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Spool:
 
     def __init__(
         self,
-        file: SpoolFile,
+        file: SpoolStore,
         thread: ThreadPoolExecutor,
         limit: int,
         free: Callable[[], int],
@@ -51,7 +51,7 @@ class Spool:
         self._now = now
         self._place, self._looked_at = 0, float("-inf")
         self._held: Counter[str] = Counter()
-        self._waiting: list[tuple[Spooled, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[SpooledRecord, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         self.empty = asyncio.Event()
         """Set while there is no record to be sent."""
@@ -101,7 +101,7 @@ class Spool:
             self._place, self._looked_at = self.used + self._free(), self._now()
         return min(self._limit, self._place)
 
-    async def put(self, record: Spooled) -> None:
+    async def put(self, record: SpooledRecord) -> None:
         """Returns when the record is on the disk: what has its room is never refused. Raises SpoolFailedError."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._count(record, 1)
@@ -110,11 +110,11 @@ class Spool:
             self._writing = asyncio.create_task(self._write())
         await written
 
-    async def first(self, size: int) -> list[Spooled]:
+    async def first(self, size: int) -> list[SpooledRecord]:
         """The oldest records, about ``size`` bytes of them; empty: there is none."""
         return await self._run(partial(self._file.first, size))
 
-    async def remove(self, records: Sequence[Spooled]) -> None:
+    async def remove(self, records: Sequence[SpooledRecord]) -> None:
         """Forget records that the log has."""
         await self._run(partial(self._file.remove, [record.number for record in records]))
         for record in records:
@@ -122,7 +122,7 @@ class Spool:
         if not self._held:
             await self._run(self._file.shrink)
 
-    async def set_aside(self, record: Spooled, reason: str) -> None:
+    async def set_aside(self, record: SpooledRecord, reason: str) -> None:
         """Keep a record that the log will never take out of the way; it stays in the file for a person."""
         await self._run(partial(self._file.set_aside, record.number, reason))
         self._count(record, -1)
@@ -148,13 +148,13 @@ class Spool:
         self._writing = None
         self._tell()
 
-    def _fail(self, batch: list[tuple[Spooled, asyncio.Future[None]]], error: Exception) -> None:
+    def _fail(self, batch: list[tuple[SpooledRecord, asyncio.Future[None]]], error: Exception) -> None:
         for record, written in batch:
             self._count(record, -1)
             if not written.done():
                 written.set_exception(SpoolFailedError(f"the spool's disk did not take the record: {error!r}"))
 
-    def _count(self, record: Spooled, by: int) -> None:
+    def _count(self, record: SpooledRecord, by: int) -> None:
         self.used += by * len(record.value)
         self._held[record.key] += by
         if not self._held[record.key]:
@@ -175,7 +175,7 @@ async def open_spool(directory: Path, prefix: str, limit: int) -> Spool:
     """The spool in ``directory``, with what an earlier process left in it. Raises ConfigurationError."""
     thread = ThreadPoolExecutor(1, "rollmill-spool")
     loop = asyncio.get_running_loop()
-    file = await loop.run_in_executor(thread, open_spool_file, directory, prefix)
+    file = await loop.run_in_executor(thread, open_spool_store, directory, prefix)
     spool = Spool(file, thread, limit, lambda: shutil.disk_usage(directory).free)
     await spool.load()
     return spool

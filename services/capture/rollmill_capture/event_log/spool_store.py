@@ -28,7 +28,7 @@ MOST_FILES = 1024
 
 
 @dataclass(frozen=True)
-class Spooled:
+class SpooledRecord:
     """A record for a topic, by its name without the prefix. ``number`` 0: not in the file yet."""
 
     topic: str
@@ -37,7 +37,7 @@ class Spooled:
     number: int = 0
 
 
-class SpoolFile:
+class SpoolStore:
     """Raises sqlite3's errors; ``add`` returns when the records are on the disk."""
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -48,17 +48,17 @@ class SpoolFile:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute(_TABLE)
 
-    def add(self, records: Iterable[Spooled]) -> None:
+    def add(self, records: Iterable[SpooledRecord]) -> None:
         """All of them in one transaction, or none."""
         rows = [(record.topic, record.key, record.value) for record in records]
         self._transaction("INSERT INTO spooled (topic, key, value) VALUES (?, ?, ?)", rows)
 
-    def first(self, size: int) -> list[Spooled]:
+    def first(self, size: int) -> list[SpooledRecord]:
         """The oldest records: as many as fit ``size`` bytes, and at least one where there is any."""
-        found: list[Spooled] = []
+        found: list[SpooledRecord] = []
         rows = self._db.execute("SELECT topic, key, value, number FROM spooled WHERE refused IS NULL ORDER BY number")
         for row in rows:
-            record = Spooled(*row)
+            record = SpooledRecord(*row)
             size -= len(record.value)
             if found and size < 0:
                 break
@@ -98,7 +98,7 @@ class SpoolFile:
             raise
 
 
-def open_spool_file(directory: Path, prefix: str) -> SpoolFile:
+def open_spool_store(directory: Path, prefix: str) -> SpoolStore:
     """The first file of the prefix that no living process owns. Raises ConfigurationError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def open_spool_file(directory: Path, prefix: str) -> SpoolFile:
             path = directory / f"{prefix}{number}.sqlite"
             lock = _locked(path.with_suffix(".lock"))
             if lock is not None:
-                return SpoolFile(path, lock)
+                return SpoolStore(path, lock)
     except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(f"the spool in {directory} cannot be used: {error}; set ROLLMILL_SPOOL_DIR") from error
     raise ConfigurationError(f"all {MOST_FILES} spool files in {directory} are in use")

@@ -13,12 +13,12 @@ from rollmill.codec import JSON, encode
 from rollmill.errors import BackpressureError, InvalidInputError
 from rollmill.models import PauseMode, PolicyPause, PolicyVersion, is_identifier
 from rollmill.topics import SESSIONS
-from rollmill_capture.coordination.membership import Fleet
-from rollmill_capture.coordination.policy_pauses import Gates
-from rollmill_capture.errors import RefusalError, json_response
-from rollmill_capture.event_log.event_writer import EventSink, NotAcknowledgedError
+from rollmill_capture.coordination.membership import Membership
+from rollmill_capture.coordination.policy_pauses import PolicyPauses
+from rollmill_capture.errors import ApiError, json_response
+from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 from rollmill_capture.http.session_requests import complaints
-from rollmill_capture.http.session_resolver import SessionDesk
+from rollmill_capture.http.session_resolver import SessionResolver
 from rollmill_capture.json_body import parse_object, read_body
 
 M = TypeVar("M", bound=BaseModel)
@@ -47,10 +47,10 @@ class ResumeRequest(BaseModel):
 
 @dataclass(frozen=True)
 class AdminApi:
-    desk: SessionDesk
-    gates: Gates
-    fleet: Fleet
-    sink: EventSink
+    desk: SessionResolver
+    gates: PolicyPauses
+    fleet: Membership
+    sink: EventWriter
 
     async def pause(self, request: Request) -> Response:
         """New calls of the policy wait, at all replicas. 200: all of them know it, and no call is in flight, or those
@@ -87,7 +87,7 @@ class AdminApi:
             with self.sink.room(len(value)):
                 await self.sink.append(SESSIONS, gate.key, value)
         except (NotAcknowledgedError, BackpressureError) as error:
-            raise RefusalError(503, f"other replicas may not know of it: {error}; ask again", retry=True) from error
+            raise ApiError(503, f"other replicas may not know of it: {error}; ask again", retry=True) from error
 
     def _status(self, policy: str, gate: PolicyPause | None = None) -> dict[str, Any]:
         """``in_flight`` and ``waiting`` count the calls of this replica."""
@@ -105,18 +105,18 @@ class AdminApi:
         self.desk.admin(request)
         policy: str = request.path_params["policy"]
         if not is_identifier(policy):
-            raise RefusalError(404, f"{policy!r} is no name of a policy")
+            raise ApiError(404, f"{policy!r} is no name of a policy")
         return policy
 
     async def _body(self, request: Request) -> dict[str, Any]:
         try:
             return parse_object(await read_body(request, BODY_BYTES))
         except InvalidInputError as error:
-            raise RefusalError(400, str(error)) from error
+            raise ApiError(400, str(error)) from error
 
 
 def _read(model: type[M], body: dict[str, Any]) -> M:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise RefusalError(422, complaints(error, model)) from error
+        raise ApiError(422, complaints(error, model)) from error

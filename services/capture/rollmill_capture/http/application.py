@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from rollmill_capture.errors import RefusalError, error_body, json_response
+from rollmill_capture.errors import ApiError, error_body, json_response
 from rollmill_capture.http.admin import AdminApi
 from rollmill_capture.http.rewards import RewardApi
 from rollmill_capture.http.sessions import SessionApi
@@ -28,11 +28,11 @@ def make_application(sessions: SessionApi, calls: Sequence[BaseRoute], admin: Ad
         Route("/admin/policies/{policy}/resume", admin.resume, methods=["POST"]),
         Route("/admin/policies/{policy}/status", admin.status),
     ]
-    return Starlette(routes=routes, exception_handlers={RefusalError: _refuse, HTTPException: _refuse_http})
+    return Starlette(routes=routes, exception_handlers={ApiError: _refuse, HTTPException: _refuse_http})
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    if not isinstance(error, RefusalError):
+    if not isinstance(error, ApiError):
         raise error
     return error.response()
 

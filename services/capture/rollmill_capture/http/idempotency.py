@@ -19,8 +19,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill_capture.errors import RefusalError
-from rollmill_capture.json_body import lasting
+from rollmill_capture.errors import ApiError
+from rollmill_capture.json_body import compact_copy
 
 KEY = b"idempotency-key"
 ATTEMPT = b"x-rollmill-attempt"
@@ -49,7 +49,7 @@ class _Turn:
     until: float = 0.0
 
 
-class Fence:
+class Idempotency:
     """``seconds``: how long replies are kept; ``room``: bytes of all of them; ``grace``: how long a call goes on that
     its client has left, for the client's next try.
     """
@@ -90,7 +90,7 @@ class Fence:
     async def _replay(self, turn: _Turn, reply: list[Message], scope: Scope, receive: Receive, send: Send) -> None:
         if await _question(scope, receive) != turn.question:
             words = "this idempotency-key was used for another request of the session; every call has a key of its own"
-            await RefusalError(UNPROCESSABLE, words).response()(scope, receive, send)
+            await ApiError(UNPROCESSABLE, words).response()(scope, receive, send)
             return
         self._metrics.count("replayed_replies")
         for message in reply:
@@ -176,7 +176,7 @@ class Fence:
 class _Fenced:
     """An ASGI application; no function, which a router would take for another kind of endpoint."""
 
-    fence: Fence
+    fence: Idempotency
     app: ASGIApp
     session_of: Callable[[Scope], Awaitable[str | None]]
 
@@ -205,7 +205,7 @@ async def _question(scope: Scope, receive: Receive) -> bytes:
 
 def _spliced(tape: list[Message]) -> list[Message]:
     """The same reply in two messages: a stream's many small ones would take several times the room of their bytes."""
-    body = lasting(b"".join(message.get("body", b"") for message in tape))
+    body = compact_copy(b"".join(message.get("body", b"") for message in tape))
     starts = [message for message in tape if message["type"] == "http.response.start"]
     return [*starts, {"type": "http.response.body", "body": body, "more_body": False}]
 

@@ -1,4 +1,4 @@
-"""A model call by any API: whose call is it, what does it ask, and then one `Exchange`, unless the client leaves."""
+"""A model call by any API: whose call is it, what does it ask, and then one `CallHandler`, unless the client leaves."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from starlette.types import Receive, Scope, Send
 
 from rollmill.errors import BackpressureError, InvalidInputError
 from rollmill.models import CallKind, SessionEntry
-from rollmill_capture.apis.api import Api
-from rollmill_capture.apis.history_cache import Memory
-from rollmill_capture.errors import RefusalError
-from rollmill_capture.http.session_resolver import SessionDesk
+from rollmill_capture.apis.api import ApiAdapter
+from rollmill_capture.apis.history_cache import HistoryCache
+from rollmill_capture.errors import ApiError
+from rollmill_capture.http.session_resolver import SessionResolver
 from rollmill_capture.json_body import parse_object, read_body
-from rollmill_capture.proxy.call_handler import Exchange
+from rollmill_capture.proxy.call_handler import CallHandler
 from rollmill_capture.proxy.completion_record import Call
 from rollmill_capture.proxy.recorder import Recorder
-from rollmill_capture.proxy.response_stream import Client
-from rollmill_capture.proxy.upstream_request import ServedRequest, serve
+from rollmill_capture.proxy.response_stream import ResponseStream
+from rollmill_capture.proxy.upstream_request import UpstreamRequest, prepare
 from rollmill_capture.upstream.capabilities import Engines
 from rollmill_capture.upstream.client import Upstream
 from rollmill_capture.upstream.model_routes import RouteTable, Target
@@ -43,12 +43,12 @@ KEY_LENGTH = 256
 class Caller:
     """What the endpoints of all APIs share."""
 
-    desk: SessionDesk
+    desk: SessionResolver
     routes: RouteTable
     upstream: Upstream
     recorder: Recorder
     engines: Engines
-    memory: Memory
+    memory: HistoryCache
     request_bytes: int
     keep_alive_seconds: float
 
@@ -58,30 +58,30 @@ class CallEndpoint:
     """An ASGI application: what streams must see the client leave, which a returned response does not."""
 
     caller: Caller
-    api: Api
-    native: Api | None = None
+    api: ApiAdapter
+    native: ApiAdapter | None = None
     """In place of ``api`` where the route's upstream speaks it itself."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        client = Client(scope, receive, send, self.api.shape)
+        client = ResponseStream(scope, receive, send, self.api.shape)
         desk = self.caller.desk
         try:
             entry = await desk.caller(request)
             with desk.in_flight.call(entry.session_id):
                 await self._attend(entry, request, client)
-        except RefusalError as refusal:
+        except ApiError as refusal:
             await client.reply(refusal)
         except ClientDisconnect:
             self.caller.recorder.metrics.count("abandoned_requests")
         finally:
             await client.let_be()
 
-    async def _attend(self, entry: SessionEntry, request: Request, client: Client) -> None:
+    async def _attend(self, entry: SessionEntry, request: Request, client: ResponseStream) -> None:
         caller = self.caller
         self._show_load()
         call = await self._call(entry, request, await read_body(request, caller.request_bytes))
-        exchange = Exchange(call, caller.upstream, caller.recorder, client, caller.keep_alive_seconds)
+        exchange = CallHandler(call, caller.upstream, caller.recorder, client, caller.keep_alive_seconds)
         try:
             with exchange.room():
                 await attend(exchange, client)
@@ -113,7 +113,7 @@ class CallEndpoint:
         api = {} if self.api.name == "chat" else {"api": self.api.name}
         return {**api, **retry_metadata(headers)}
 
-    async def _served(self, entry: SessionEntry, request: Request, raw: bytes) -> tuple[Target, ServedRequest]:
+    async def _served(self, entry: SessionEntry, request: Request, raw: bytes) -> tuple[Target, UpstreamRequest]:
         caller, params = self.caller, request.path_params
         place = {**request.query_params, **params} if request.url.query else params
         try:
@@ -122,11 +122,11 @@ class CallEndpoint:
             target = caller.routes.find(model if isinstance(model, str) else None)
             asked = self._api(target).read(body, place, caller.memory.of(entry.session_id))
         except InvalidInputError as error:
-            raise RefusalError(400, str(error)) from error
+            raise ApiError(400, str(error)) from error
         capability, route = await caller.engines.of(target), target.route
-        return target, serve(raw, asked, model=route.model, defaults=route.defaults, capability=capability)
+        return target, prepare(raw, asked, model=route.model, defaults=route.defaults, capability=capability)
 
-    def _api(self, target: Target) -> Api:
+    def _api(self, target: Target) -> ApiAdapter:
         native = self.native
         return native if native is not None and native.name in target.route.native else self.api
 
@@ -144,10 +144,10 @@ def _kind(headers: Headers) -> CallKind | None:
     try:
         return None if word is None else CallKind(word)
     except ValueError:
-        raise RefusalError(400, f"header {KIND} is {word!r}; it may be 'agent' or 'aux'", param=KIND) from None
+        raise ApiError(400, f"header {KIND} is {word!r}; it may be 'agent' or 'aux'", param=KIND) from None
 
 
-async def attend(exchange: Exchange, client: Client) -> None:
+async def attend(exchange: CallHandler, client: ResponseStream) -> None:
     """Run the exchange; when the client leaves before its record is under way, cancel it and keep what there is."""
     work = asyncio.create_task(exchange.run())
     gone = asyncio.create_task(client.left())

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from rollmill.errors import InvalidInputError
 from rollmill_capture.apis import anthropic_reply, anthropic_request, gemini_reply, gemini_request
 from rollmill_capture.apis.gemini_request import said
-from rollmill_capture.errors import RefusalError, Shape, json_response
+from rollmill_capture.errors import ApiError, ErrorFormat, json_response
 from rollmill_capture.http.model_calls import Caller
 from rollmill_capture.json_body import parse_object, read_body
 from rollmill_capture.upstream.client import UpstreamError
@@ -27,7 +27,7 @@ RENDERED = ("model", "messages", "tools", "chat_template_kwargs")
 
 
 @dataclass(frozen=True)
-class Lookups:
+class ModelsApi:
     caller: Caller
 
     async def models(self, request: Request) -> Response:
@@ -45,7 +45,7 @@ class Lookups:
         body, name = orjson.loads(answer.body), request.path_params["model"]
         found = [item for item in body.get("data") or () if isinstance(item, dict) and item.get("id") == name]
         if answer.status_code == OK and not found:
-            raise RefusalError(404, f"the upstream has no model {name!r}")
+            raise ApiError(404, f"the upstream has no model {name!r}")
         return json_response(found[0], OK) if found else answer
 
     async def gemini_models(self, request: Request) -> Response:
@@ -60,13 +60,13 @@ class Lookups:
     async def count_gemini(self, request: Request) -> Response:
         return await self._counted(request, gemini_reply.SHAPE, "totalTokens")
 
-    async def _counted(self, request: Request, shape: Shape, name: str) -> Response:
+    async def _counted(self, request: Request, shape: ErrorFormat, name: str) -> Response:
         try:
             entry = await self.caller.desk.caller(request)
             raw = await read_body(request, self.caller.request_bytes)
             target, fields = self._fields(request, raw, entry.session_id)
             count, exact = await self._count(target, fields)
-        except RefusalError as refusal:
+        except ApiError as refusal:
             return refusal.response(shape)
         return json_response({name: count}, OK, {} if exact else ESTIMATED)
 
@@ -80,7 +80,7 @@ class Lookups:
                 inner = said(body, "generateContentRequest") or body
                 fields, _ = gemini_request.chat_fields(inner, str(model), memory)
         except InvalidInputError as error:
-            raise RefusalError(400, str(error)) from error
+            raise ApiError(400, str(error)) from error
         target = self.caller.routes.find(fields.get("model"))
         named = {} if target.route.model is None else {"model": target.route.model}
         return target, {key: value for key, value in {**fields, **named}.items() if key in RENDERED}
@@ -102,9 +102,9 @@ class Lookups:
             answer = await self.caller.upstream.models(self.caller.routes.find(None))
             return answer.status_code, orjson.loads(answer.content)
         except UpstreamError as error:
-            raise RefusalError(error.status, str(error), retry=True) from error
+            raise ApiError(error.status, str(error), retry=True) from error
         except orjson.JSONDecodeError as error:
-            raise RefusalError(502, f"the upstream's list of models is no JSON: {error}", retry=True) from error
+            raise ApiError(502, f"the upstream's list of models is no JSON: {error}", retry=True) from error
 
 
 def _names(body: Any) -> list[str]:

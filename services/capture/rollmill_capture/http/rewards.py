@@ -16,10 +16,10 @@ from rollmill.models import EvalResult, Evaluation, Identifier, SessionEntry, du
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import EVALUATIONS
-from rollmill_capture.errors import RefusalError, json_response
-from rollmill_capture.event_log.event_writer import EventSink, NotAcknowledgedError
+from rollmill_capture.errors import ApiError, json_response
+from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 from rollmill_capture.http.session_requests import complaints
-from rollmill_capture.http.session_resolver import SessionDesk
+from rollmill_capture.http.session_resolver import SessionResolver
 from rollmill_capture.http.sessions import SessionApi
 from rollmill_capture.json_body import parse_object, read_body
 
@@ -29,7 +29,7 @@ HEADROOM = 4096
 """Bytes of a record beside what the caller says."""
 
 
-class Said(EvalResult):
+class RewardRequest(EvalResult):
     """What a caller sends: the fields of an `EvalResult`, ``reward`` short for ``outcome_reward``, and who says it."""
 
     evaluator: Identifier = "human"
@@ -45,8 +45,8 @@ class Said(EvalResult):
 
 @dataclass(frozen=True)
 class RewardApi:
-    desk: SessionDesk
-    sink: EventSink
+    desk: SessionResolver
+    sink: EventWriter
     clock: Clock
     metrics: Metrics
 
@@ -66,21 +66,21 @@ class RewardApi:
         names = ("session_id", "attempt", "evaluation_id", "evaluator")
         return json_response({name: getattr(evaluation, name) for name in names}, ACCEPTED)
 
-    async def _read(self, request: Request) -> Said:
+    async def _read(self, request: Request) -> RewardRequest:
         try:
             body = parse_object(await read_body(request, EVALUATIONS.max_bytes - HEADROOM))
-            return Said.model_validate(_in_full(body))
+            return RewardRequest.model_validate(_in_full(body))
         except ValidationError as error:
-            raise RefusalError(UNPROCESSABLE, complaints(error, Said)) from error
+            raise ApiError(UNPROCESSABLE, complaints(error, RewardRequest)) from error
         except InvalidInputError as error:
-            raise RefusalError(UNPROCESSABLE, str(error)) from error
+            raise ApiError(UNPROCESSABLE, str(error)) from error
 
-    def _evaluation(self, entry: SessionEntry, said: Said) -> Evaluation:
+    def _evaluation(self, entry: SessionEntry, said: RewardRequest) -> Evaluation:
         attempt = said.attempt or entry.attempt
         if attempt > entry.attempt:
-            raise RefusalError(409, f"session {entry.session_id!r} is at attempt {entry.attempt}, not {attempt}")
+            raise ApiError(409, f"session {entry.session_id!r} is at attempt {entry.attempt}, not {attempt}")
         if not said.has_reward and said.not_graded is None:
-            raise RefusalError(UNPROCESSABLE, "give a `reward`, or say why there is none in `not_graded`")
+            raise ApiError(UNPROCESSABLE, "give a `reward`, or say why there is none in `not_graded`")
         fields = {
             name: getattr(said, name) for name in (*EvalResult.model_fields, "evaluator", "supersedes", "version")
         }
@@ -95,14 +95,14 @@ class RewardApi:
     async def _append(self, evaluation: Evaluation) -> None:
         value = encode(evaluation, JSON)
         if len(value) > EVALUATIONS.max_bytes:
-            raise RefusalError(413, f"the evaluation is over {EVALUATIONS.max_bytes} bytes")
+            raise ApiError(413, f"the evaluation is over {EVALUATIONS.max_bytes} bytes")
         try:
             with self.sink.room(len(value)):
                 await self.sink.append(EVALUATIONS, evaluation.session_id, value)
         except NotAcknowledgedError as error:
-            raise RefusalError(503, f"{error}; ask again", retry=True) from error
+            raise ApiError(503, f"{error}; ask again", retry=True) from error
         except BackpressureError as error:
-            raise RefusalError(503, str(error), retry=True, retry_after=error.retry_after) from error
+            raise ApiError(503, str(error), retry=True, retry_after=error.retry_after) from error
 
 
 def _in_full(body: dict[str, Any]) -> dict[str, Any]:

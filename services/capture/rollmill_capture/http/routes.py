@@ -14,17 +14,17 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from rollmill_capture.apis import anthropic_reply, openai_responses_reply
-from rollmill_capture.apis.anthropic_reply import MessagesApi
-from rollmill_capture.apis.api import Api
+from rollmill_capture.apis.anthropic_reply import AnthropicApi
+from rollmill_capture.apis.api import ApiAdapter
 from rollmill_capture.apis.gemini_reply import GeminiApi
-from rollmill_capture.apis.native_passthrough import PassingApi
+from rollmill_capture.apis.native_passthrough import NativePassthroughApi
 from rollmill_capture.apis.openai_chat import ChatApi
 from rollmill_capture.apis.openai_completions import CompletionsApi
-from rollmill_capture.apis.openai_responses_reply import ResponsesApi
+from rollmill_capture.apis.openai_responses_reply import OpenAiResponsesApi
 from rollmill_capture.apis.token_routes import GenerateApi, TokensApi
 from rollmill_capture.http.model_calls import CallEndpoint, Caller
-from rollmill_capture.http.models import Lookups
-from rollmill_capture.upstream.formats.wire_format import MESSAGES, RESPONSES
+from rollmill_capture.http.models import ModelsApi
+from rollmill_capture.upstream.formats.upstream_format import MESSAGES, RESPONSES
 
 Lookup = Callable[[Request], Awaitable[Response]]
 
@@ -35,10 +35,14 @@ BASES = (SESSION, "", f"{SESSION}/v1")
 
 def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[BaseRoute]:
     """Routes of all APIs, the most used ones first: they are tried in order. ``fenced`` holds off repeated calls."""
-    apis: list[tuple[str, Api, Api | None]] = [
+    apis: list[tuple[str, ApiAdapter, ApiAdapter | None]] = [
         ("/v1/chat/completions", ChatApi(), None),
-        ("/v1/responses", ResponsesApi(), PassingApi("responses", RESPONSES, openai_responses_reply.SHAPE)),
-        ("/v1/messages", MessagesApi(), PassingApi("messages", MESSAGES, anthropic_reply.SHAPE)),
+        (
+            "/v1/responses",
+            OpenAiResponsesApi(),
+            NativePassthroughApi("responses", RESPONSES, openai_responses_reply.SHAPE),
+        ),
+        ("/v1/messages", AnthropicApi(), NativePassthroughApi("messages", MESSAGES, anthropic_reply.SHAPE)),
         ("/v1/completions", CompletionsApi(), None),
         ("/inference/v1/generate", TokensApi(), None),
         ("/generate", GenerateApi(), None),
@@ -48,7 +52,7 @@ def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[Ba
             (f"/{version}/models/{{model:path}}:generateContent", GeminiApi(streams=False), None),
             (f"/{version}/models/{{model:path}}:streamGenerateContent", GeminiApi(streams=True), None),
         ]
-    looks = Lookups(caller)
+    looks = ModelsApi(caller)
     lookups: list[tuple[str, Lookup, str]] = [
         ("/v1/models", looks.models, "GET"),
         ("/v1/models/{model:path}", looks.model, "GET"),

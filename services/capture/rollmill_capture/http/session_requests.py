@@ -20,7 +20,7 @@ _CLOSING = ("status", "error", "output", "reward", "attempt")
 
 
 @dataclass(frozen=True)
-class Opening:
+class OpenRequest:
     spec: SessionSpec
     session_id: str | None
     """None: capture chooses one."""
@@ -28,7 +28,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Closing:
+class CloseRequest:
     fields: dict[str, Any]
     """Of `SessionClosed`, checked."""
     attempt: int | None
@@ -40,7 +40,7 @@ class Closing:
         return hashlib.sha256(dump_json(self.fields)).hexdigest()
 
 
-class Unsure:
+class UnacknowledgedEvents:
     """Events that were sent and never acknowledged: they may be in the log, so a repeated request sends the same bytes
     again, and the log's readers see a duplicate instead of a conflict (rules S1, T5).
     """
@@ -63,12 +63,12 @@ class Unsure:
         self._events.pop(event.session_id, None)
 
 
-def read_opening(body: dict[str, Any]) -> Opening:
+def read_open_request(body: dict[str, Any]) -> OpenRequest:
     """Raises InvalidInputError with advice."""
     fields = [*OF_THE_SESSION, *SessionSpec.model_fields]
     _refuse_unknown(body, fields)
     try:
-        return Opening(
+        return OpenRequest(
             spec=SessionSpec.model_validate({key: body[key] for key in body if key not in OF_THE_SESSION}),
             session_id=_optional(Identifier, body.get("session_id"), "session_id"),
             attempt=_optional(PositiveInt, body.get("attempt"), "attempt") or 1,
@@ -77,7 +77,7 @@ def read_opening(body: dict[str, Any]) -> Opening:
         raise InvalidInputError(complaints(error, SessionSpec)) from error
 
 
-def read_closing(body: dict[str, Any]) -> Closing:
+def read_close_request(body: dict[str, Any]) -> CloseRequest:
     """Raises InvalidInputError with advice."""
     _refuse_unknown(body, _CLOSING)
     fields = {key: body[key] for key in _CLOSING if key != "attempt" and body.get(key) is not None}
@@ -85,7 +85,7 @@ def read_closing(body: dict[str, Any]) -> Closing:
         SessionClosed.model_validate({**fields, "session_id": "any"})
     except ValidationError as error:
         raise InvalidInputError(complaints(error, SessionClosed)) from error
-    return Closing(fields, _optional(PositiveInt, body.get("attempt"), "attempt"))
+    return CloseRequest(fields, _optional(PositiveInt, body.get("attempt"), "attempt"))
 
 
 def _optional(kind: Any, value: object, name: str) -> Any:

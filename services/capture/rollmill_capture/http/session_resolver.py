@@ -10,14 +10,14 @@ from starlette.types import Scope
 from rollmill.models import SessionEntry, SessionState, is_identifier
 from rollmill_capture.auth import TENANT, Keys, digest_of, is_token_of, presented_key
 from rollmill_capture.coordination.session_table import InFlight, Position, SessionTable
-from rollmill_capture.errors import RefusalError
+from rollmill_capture.errors import ApiError
 
 HEADER = "x-session-id"
 NO_KEYS = Keys({}, None)
 
 
 @dataclass(frozen=True)
-class SessionDesk:
+class SessionResolver:
     """What all handlers know about sessions."""
 
     table: SessionTable
@@ -41,7 +41,7 @@ class SessionDesk:
         """The session's entry. Raises RefusalError (404)."""
         entry = await self.find(session_id)
         if entry is None:
-            raise RefusalError(
+            raise ApiError(
                 404,
                 f"there is no session {session_id!r}: open one with POST /v1/sessions and use its base_url, or send "
                 f"its id in the header {HEADER} or its api_key as the API key",
@@ -52,14 +52,14 @@ class SessionDesk:
         """The open session that a request belongs to. Raises RefusalError (401, 404, 409)."""
         entry = await self._named(request)
         if entry.state is SessionState.CLOSED or self.in_flight.is_closing(entry.session_id):
-            raise RefusalError(409, f"session {entry.session_id!r} is closed and takes no more calls")
+            raise ApiError(409, f"session {entry.session_id!r} is closed and takes no more calls")
         return entry
 
     async def named_for_retries(self, scope: Scope) -> str | None:
         """What a client's idempotency keys are unique in: its session's attempt. None: it may not call."""
         try:
             entry = await self.caller(Request(scope))
-        except RefusalError:
+        except ApiError:
             return None
         return f"{entry.session_id}:{entry.attempt}"
 
@@ -71,13 +71,13 @@ class SessionDesk:
         """Whose key a request carries; None where none is asked for. Raises RefusalError (401)."""
         tenant = self.keys.tenant(key_of(request))
         if tenant is None and self.keys.asked_for:
-            raise RefusalError(401, "a tenant's key is needed: send it as `Authorization: Bearer …`")
+            raise ApiError(401, "a tenant's key is needed: send it as `Authorization: Bearer …`")
         return tenant
 
     def admin(self, request: Request) -> None:
         """Raises RefusalError (403) for everybody but the administrator."""
         if not self.keys.is_admin(key_of(request)):
-            raise RefusalError(403, "the administrator's key is needed (its digest is ROLLMILL_ADMIN_KEY_SHA256)")
+            raise ApiError(403, "the administrator's key is needed (its digest is ROLLMILL_ADMIN_KEY_SHA256)")
 
     async def _named(self, request: Request) -> SessionEntry:
         key = key_of(request)
@@ -85,7 +85,7 @@ class SessionDesk:
         if session_id:
             return self._admitted(await self.known(session_id), key)
         if key is None:
-            raise RefusalError(
+            raise ApiError(
                 401, f"whose call is this? Use a session's base_url, the header {HEADER}, or its api_key as the API key"
             )
         return await self._of_token(key)
@@ -102,7 +102,7 @@ class SessionDesk:
         if entry is not None:
             return entry
         if self.keys.asked_for:
-            raise RefusalError(401, "the API key is no session's; use the api_key that opening a session returned")
+            raise ApiError(401, "the API key is no session's; use the api_key that opening a session returned")
         return await self.known(key)
 
     def _admitted(self, entry: SessionEntry, key: str | None) -> SessionEntry:
@@ -111,9 +111,9 @@ class SessionDesk:
             return entry
         tenant = self.keys.tenant(key)
         if tenant is None:
-            raise RefusalError(401, "the API key is neither a tenant's nor the session's")
+            raise ApiError(401, "the API key is neither a tenant's nor the session's")
         if tenant != entry.spec.metadata.get(TENANT):
-            raise RefusalError(404, f"there is no session {entry.session_id!r}")
+            raise ApiError(404, f"there is no session {entry.session_id!r}")
         return entry
 
 

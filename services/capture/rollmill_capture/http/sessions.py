@@ -19,10 +19,16 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.admission import Admission, NoCapacityError
 from rollmill_capture.auth import TENANT, digest_of, is_token_of, new_token
-from rollmill_capture.errors import RefusalError, json_response
-from rollmill_capture.event_log.event_writer import EventSink, NotAcknowledgedError
-from rollmill_capture.http.session_requests import Closing, Opening, Unsure, read_closing, read_opening
-from rollmill_capture.http.session_resolver import SessionDesk
+from rollmill_capture.errors import ApiError, json_response
+from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
+from rollmill_capture.http.session_requests import (
+    CloseRequest,
+    OpenRequest,
+    UnacknowledgedEvents,
+    read_close_request,
+    read_open_request,
+)
+from rollmill_capture.http.session_resolver import SessionResolver
 from rollmill_capture.json_body import parse_object, read_body
 
 R = TypeVar("R")
@@ -37,8 +43,8 @@ LOCKS = 256
 
 @dataclass(frozen=True)
 class SessionApi:
-    desk: SessionDesk
-    sink: EventSink
+    desk: SessionResolver
+    sink: EventWriter
     clock: Clock
     metrics: Metrics
     public_url: str
@@ -50,12 +56,12 @@ class SessionApi:
     """Raises InvalidInputError for unknown strategies and bad configs."""
     locks: tuple[asyncio.Lock, ...] = field(default_factory=lambda: tuple(asyncio.Lock() for _ in range(LOCKS)))
     """Requests about one session go one by one."""
-    unsure: Unsure = field(default_factory=Unsure)
+    unsure: UnacknowledgedEvents = field(default_factory=UnacknowledgedEvents)
     tokens: Tokens = field(default_factory=lambda: Tokens())  # noqa: PLW0108  # defined below
 
     async def open(self, request: Request) -> Response:
         tenant = self.desk.tenant(request)
-        opening = _of_tenant(await self._read(request, read_opening, SPEC_BYTES), tenant)
+        opening = _of_tenant(await self._read(request, read_open_request, SPEC_BYTES), tenant)
         self._check(opening.spec)
         session_id = opening.session_id or uuid.uuid4().hex
         async with self._lock(session_id):
@@ -73,7 +79,7 @@ class SessionApi:
 
     async def close(self, request: Request) -> Response:
         """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
-        closing = await self._read(request, read_closing, CLOSING_BYTES)
+        closing = await self._read(request, read_close_request, CLOSING_BYTES)
         entry = await self.desk.owned(request, request.path_params["session_id"])
         with self.desk.in_flight.closing(entry.session_id):
             await self._idle(entry.session_id)
@@ -84,19 +90,19 @@ class SessionApi:
         try:
             return read(parse_object(await read_body(request, limit)))
         except InvalidInputError as error:
-            raise RefusalError(UNPROCESSABLE, str(error)) from error
+            raise ApiError(UNPROCESSABLE, str(error)) from error
 
     def _check(self, spec: SessionSpec) -> None:
         if self.policies and spec.policy not in self.policies:
-            raise RefusalError(
+            raise ApiError(
                 UNPROCESSABLE, f"policy {spec.policy!r} is trained by no route: {', '.join(sorted(self.policies))} is"
             )
         try:
             self.validate(spec)
         except InvalidInputError as error:
-            raise RefusalError(UNPROCESSABLE, str(error)) from error
+            raise ApiError(UNPROCESSABLE, str(error)) from error
 
-    async def _opened_before(self, known: SessionEntry, opening: Opening) -> Response:
+    async def _opened_before(self, known: SessionEntry, opening: OpenRequest) -> Response:
         same = known.attempt == opening.attempt and known.spec == opening.spec
         if same and known.state is SessionState.OPEN:
             if self.tokens.of(known) is None:
@@ -104,13 +110,13 @@ class SessionApi:
                 known = await self._with_new_token(known)
             return json_response(self._introduced(known))
         state = "with another spec" if not same else "and is closed"
-        raise RefusalError(
+        raise ApiError(
             409,
             f"session {known.session_id!r}, attempt {known.attempt}, was opened {state}; choose another session_id, "
             "or a higher attempt",
         )
 
-    async def _admitted(self, session_id: str, opening: Opening) -> SessionEntry:
+    async def _admitted(self, session_id: str, opening: OpenRequest) -> SessionEntry:
         """Raises RefusalError (429) where the session's group may not start now."""
         if self.admission.counts(opening.spec):
             # What other replicas have admitted counts, too: all that is written by now is read first.
@@ -119,14 +125,14 @@ class SessionApi:
             self.admission.admit(session_id, opening.spec, self.clock.now())
         except NoCapacityError as error:
             self.metrics.count("sessions_turned_away", policy=opening.spec.policy)
-            raise RefusalError(429, str(error), retry=True, retry_after=error.retry_after) from error
+            raise ApiError(429, str(error), retry=True, retry_after=error.retry_after) from error
         try:
             return await self._write_opening(session_id, opening)
-        except RefusalError:
+        except ApiError:
             self.admission.withdraw(session_id, opening.spec)
             raise
 
-    async def _write_opening(self, session_id: str, opening: Opening) -> SessionEntry:
+    async def _write_opening(self, session_id: str, opening: OpenRequest) -> SessionEntry:
         attempt, spec = opening.attempt, opening.spec
         event = self.unsure.again(SessionOpened(session_id=session_id, attempt=attempt, spec=spec, at=self.clock.now()))
         entry = SessionEntry(
@@ -152,23 +158,23 @@ class SessionApi:
             with self.sink.room(len(value)):
                 await self.sink.append(SESSIONS, entry.session_id, value)
         except NotAcknowledgedError as error:
-            raise RefusalError(503, f"{error}; ask again", retry=True) from error
+            raise ApiError(503, f"{error}; ask again", retry=True) from error
         except BackpressureError as error:
-            raise RefusalError(503, str(error), retry=True, retry_after=error.retry_after) from error
+            raise ApiError(503, str(error), retry=True, retry_after=error.retry_after) from error
 
     async def _idle(self, session_id: str) -> None:
         try:
             async with asyncio.timeout(self.close_seconds):
                 await self.desk.in_flight.idle(session_id)
         except TimeoutError:
-            raise RefusalError(
+            raise ApiError(
                 409, f"session {session_id!r} still has calls in flight; cancel them, then close it", retry=True
             ) from None
 
-    async def _close(self, session_id: str, closing: Closing) -> SessionEntry:
+    async def _close(self, session_id: str, closing: CloseRequest) -> SessionEntry:
         entry = await self.desk.newest(session_id) or await self.desk.known(session_id)
         if closing.attempt not in (None, entry.attempt):
-            raise RefusalError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
+            raise ApiError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
         if entry.state is SessionState.CLOSED:
             return _closed_before(entry, closing)
         event = self.unsure.again(
@@ -188,9 +194,9 @@ class SessionApi:
                 await self.sink.append(SESSIONS, entry.session_id, written)
         except NotAcknowledgedError as error:
             self.unsure.keep(event)
-            raise RefusalError(503, f"{error}; ask again", retry=True) from error
+            raise ApiError(503, f"{error}; ask again", retry=True) from error
         except BackpressureError as error:
-            raise RefusalError(503, str(error), retry=True, retry_after=error.retry_after) from error
+            raise ApiError(503, str(error), retry=True, retry_after=error.retry_after) from error
         self.unsure.forget(event)
         self.desk.table.apply(entry)
 
@@ -237,17 +243,17 @@ class Tokens:
         return token if is_token_of(token, entry.token) else None
 
 
-def _of_tenant(opening: Opening, tenant: str | None) -> Opening:
+def _of_tenant(opening: OpenRequest, tenant: str | None) -> OpenRequest:
     if tenant is None:
         return opening
     metadata = {**opening.spec.metadata, TENANT: tenant}
     return replace(opening, spec=opening.spec.replace(metadata=metadata))
 
 
-def _closed_before(entry: SessionEntry, closing: Closing) -> SessionEntry:
+def _closed_before(entry: SessionEntry, closing: CloseRequest) -> SessionEntry:
     if entry.closing == closing.digest:
         return entry
-    raise RefusalError(409, f"session {entry.session_id!r} was closed before, with another status, output or reward")
+    raise ApiError(409, f"session {entry.session_id!r} was closed before, with another status, output or reward")
 
 
 def _environment(entry: SessionEntry, base_url: str, token: str) -> dict[str, str]:

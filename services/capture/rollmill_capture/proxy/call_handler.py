@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from rollmill.errors import BackpressureError
 from rollmill.models import CallStatus
-from rollmill_capture.apis.passthrough_reply import Same
+from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
 from rollmill_capture.coordination.policy_versions import version_span
-from rollmill_capture.errors import JSON, RefusalError, json_response
+from rollmill_capture.errors import JSON, ApiError, json_response
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
-from rollmill_capture.proxy.completion_record import Call, Ending, room_for
+from rollmill_capture.proxy.completion_record import Call, CallResult, room_for
 from rollmill_capture.proxy.continuation import (
     TRUNCATED,
     Continuation,
@@ -30,15 +30,15 @@ from rollmill_capture.proxy.continuation import (
 )
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError
 from rollmill_capture.proxy.recorder import Recorder, RecordTooLargeError
-from rollmill_capture.proxy.response_stream import Client
-from rollmill_capture.proxy.stream_relay import Relay, as_stream, make_relay
+from rollmill_capture.proxy.response_stream import ResponseStream
+from rollmill_capture.proxy.stream_relay import StreamRelay, as_stream, make_relay
 from rollmill_capture.proxy.tokenization import LOOKED_UP, is_missing, prompt_ids, sampled_text
-from rollmill_capture.proxy.upstream_request import ServedRequest
+from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.upstream.client import BAD_GATEWAY, Upstream, UpstreamError, upstream_error
-from rollmill_capture.upstream.formats import Reading
+from rollmill_capture.upstream.formats import ParsedReply
 from rollmill_capture.upstream.formats.chat import error_of
 from rollmill_capture.upstream.formats.strip_details import without_details
-from rollmill_capture.upstream.formats.wire_format import CHAT, COMPLETIONS
+from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS
 
 OK = 200
 AFTER_DONE_SECONDS = 1.0
@@ -50,20 +50,25 @@ _NOT_RECORDED = (NotAcknowledgedError, RecordTooLargeError)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallReply:
     """What goes into the log, and what the client gets once it is there: a whole response, the end of its stream, or
     an error.
     """
 
-    ending: Ending
-    reply: Response | bytes | RefusalError
+    ending: CallResult
+    reply: Response | bytes | ApiError
 
 
-class Exchange:
+class CallHandler:
     """Runs one call. ``run`` may be cancelled until ``recording`` is true; then the record is under way."""
 
     def __init__(
-        self, call: Call, upstream: Upstream, recorder: Recorder, client: Client, keep_alive_seconds: float = 15.0
+        self,
+        call: Call,
+        upstream: Upstream,
+        recorder: Recorder,
+        client: ResponseStream,
+        keep_alive_seconds: float = 15.0,
     ) -> None:
         self._call = call
         self._upstream = upstream
@@ -93,7 +98,7 @@ class Exchange:
     async def turn_away(self, error: BackpressureError) -> None:
         """Before the engine was called: nothing was sampled, and there is nothing to record."""
         self._recorder.metrics.count("turned_away", reason=type(error).__name__)
-        await self._client.reply(RefusalError(503, str(error), retry=True, retry_after=error.retry_after))
+        await self._client.reply(ApiError(503, str(error), retry=True, retry_after=error.retry_after))
 
     async def _run(self) -> None:
         outcome = await self._with_prompt(await self._outcome())
@@ -107,7 +112,7 @@ class Exchange:
                 self._client.settled()
             await self._client.reply(outcome.reply)
 
-    async def _with_prompt(self, outcome: Outcome) -> Outcome:
+    async def _with_prompt(self, outcome: CallReply) -> CallReply:
         """With the prompt's ids, where the engine says them beside the call alone."""
         call, ending = self._call, outcome.ending
         if ending.status is not CallStatus.OK or not is_missing(call.served, ending.reading):
@@ -119,19 +124,19 @@ class Exchange:
     async def gone(self) -> None:
         """The client has left, and the call upstream is cancelled: keep what was sampled until then."""
         reading = self._reading()
-        ending = Ending(CallStatus.CLIENT_GONE, reading, error="the client left before its reply ended")
+        ending = CallResult(CallStatus.CLIENT_GONE, reading, error="the client left before its reply ended")
         try:
             await self._recorder.record(self._call, ending)
         except _NOT_RECORDED as error:
             self._complain(error)
 
-    async def _outcome(self) -> Outcome:
+    async def _outcome(self) -> CallReply:
         outcome = await self._first_part()
         while outcome is None:
             outcome = await self._next_part()
         return self._labelled(outcome)
 
-    async def _first_part(self) -> Outcome | None:
+    async def _first_part(self) -> CallReply | None:
         """None: the engine has broken the reply off, and it can be continued."""
         if self._call.served.stream:
             # A pause, a queue or a whole answer may take minutes, and readers of streams give up on silence.
@@ -142,7 +147,7 @@ class Exchange:
             self._version = call.announced
             return await self._asked(call)
 
-    async def _next_part(self) -> Outcome | None:
+    async def _next_part(self) -> CallReply | None:
         """The same for the rest of a reply; from here on whatever happens has to be recorded."""
         call, reading = self._call, self._reading()
         try:
@@ -156,14 +161,14 @@ class Exchange:
         except (UpstreamError, BackpressureError, CannotContinueError) as error:
             return _broken(self._reading(), error, not_continued=True)
 
-    async def _prepare(self, reading: Reading) -> None:
+    async def _prepare(self, reading: ParsedReply) -> None:
         """Where the rest has to be read, with the text of what was sampled, which the engine's tokenizer knows."""
         call = self._call
         if self._parts.needs_text(reading):
             text = await sampled_text(self._upstream, call.target, call.served, self._parts.ids(reading))
             self._parts.retell(reading, text, call.completion_id)
 
-    async def _rest(self, response: httpx.Response, reading: Reading) -> Outcome | None:
+    async def _rest(self, response: httpx.Response, reading: ParsedReply) -> CallReply | None:
         if response.status_code != OK:
             error = UpstreamError(f"its rest was refused with {response.status_code}", BAD_GATEWAY)
             return _broken(reading, error, not_continued=True)
@@ -179,7 +184,7 @@ class Exchange:
         """Whether a reply that is broken off is continued, and not told as it is."""
         return self._call.served.wire is CHAT and self._upstream.pauses.continues(self._call.target.route.policy)
 
-    def _aborted(self, reading: Reading) -> Outcome | None:
+    def _aborted(self, reading: ParsedReply) -> CallReply | None:
         """The engine has broken the reply off: None where it goes on."""
         self._end_part(reading)
         try:
@@ -191,7 +196,7 @@ class Exchange:
         self._recorder.metrics.count("continued_replies")
         return None
 
-    def _truncated(self) -> Outcome:
+    def _truncated(self) -> CallReply:
         """All that was asked for was sampled before the engine broke off."""
         if self._relay is None:
             self._body["choices"][0]["finish_reason"] = TRUNCATED
@@ -199,14 +204,14 @@ class Exchange:
         like = self._relay.aborted or {}
         self._relay.go_on()
         self._relay.tell(end_chunk(like))
-        return Outcome(Ending(CallStatus.OK, self._relay.reading(), OK), self._relay.held)
+        return CallReply(CallResult(CallStatus.OK, self._relay.reading(), OK), self._relay.held)
 
-    def _end_part(self, reading: Reading) -> None:
+    def _end_part(self, reading: ParsedReply) -> None:
         route = self._call.target.route
         span = version_span(route, reading.weight_versions[-1:], self._version, self._version)
         self._parts.end_part(span.before, reading)
 
-    def _labelled(self, outcome: Outcome) -> Outcome:
+    def _labelled(self, outcome: CallReply) -> CallReply:
         """With the version of each part, where there are several."""
         if not self._parts.parts:
             return outcome
@@ -214,14 +219,14 @@ class Exchange:
         metadata = {**outcome.ending.metadata, "parts": len(self._parts.parts)}
         return replace(outcome, ending=replace(outcome.ending, versions=self._parts.versions, metadata=metadata))
 
-    def _reading(self) -> Reading:
+    def _reading(self) -> ParsedReply:
         """What was sampled so far."""
         served = self._call.served
         if self._relay is not None:
             return self._relay.reading()
-        return Reading() if self._body is None else served.wire.read_body(self._body, served.prompt_ids)
+        return ParsedReply() if self._body is None else served.wire.read_body(self._body, served.prompt_ids)
 
-    async def _asked(self, call: Call) -> Outcome | None:
+    async def _asked(self, call: Call) -> CallReply | None:
         served = call.served
         try:
             upstream, name = self._upstream, call.completion_id
@@ -234,11 +239,11 @@ class Exchange:
         except UpstreamError as error:
             return _unanswered(error)
 
-    def _whole(self, raw: bytes) -> Outcome | None:
+    def _whole(self, raw: bytes) -> CallReply | None:
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:
-            return _broken(Reading(incomplete="not_json"))
+            return _broken(ParsedReply(incomplete="not_json"))
         if self._body is not None and error_of(body) is None:
             body = joined(self._body, body, self._parts.retelling)
             raw = orjson.dumps(body)
@@ -247,7 +252,7 @@ class Exchange:
             return self._aborted(self._reading())
         return self._told(raw, body)
 
-    def _told(self, raw: bytes, body: Any) -> Outcome:
+    def _told(self, raw: bytes, body: Any) -> CallReply:
         served = self._call.served
         reading = served.wire.read_body(body, served.prompt_ids)
         if not reading.complete:
@@ -256,9 +261,9 @@ class Exchange:
         # The log's response has no details, whatever the client's has: they are in the record's arrays.
         stripped = shown if _strips(served) else orjson.dumps(without_details(body))
         reply = shown if served.stream else Response(shown, OK, media_type=JSON)
-        return Outcome(Ending(CallStatus.OK, reading, OK, response=stripped), reply)
+        return CallReply(CallResult(CallStatus.OK, reading, OK, response=stripped), reply)
 
-    async def _streamed(self, pieces: AsyncIterator[bytes], relay: Relay) -> Outcome | None:
+    async def _streamed(self, pieces: AsyncIterator[bytes], relay: StreamRelay) -> CallReply | None:
         trouble: UpstreamError | None = None
         try:
             await self._pump(pieces, relay)
@@ -269,9 +274,9 @@ class Exchange:
             return self._aborted(reading)
         if not reading.complete:
             return _broken(reading, trouble)
-        return Outcome(Ending(CallStatus.OK, reading, OK), relay.held)
+        return CallReply(CallResult(CallStatus.OK, reading, OK), relay.held)
 
-    async def _pump(self, pieces: AsyncIterator[bytes], relay: Relay) -> None:
+    async def _pump(self, pieces: AsyncIterator[bytes], relay: StreamRelay) -> None:
         """Forward until the body ends. After the last frame it is only read out, for a moment."""
         try:
             async with asyncio.timeout(None) as patience:
@@ -283,23 +288,25 @@ class Exchange:
             if not relay.over:
                 raise
 
-    async def _not_recorded(self, outcome: Outcome, error: Exception) -> None:
+    async def _not_recorded(self, outcome: CallReply, error: Exception) -> None:
         """A reply must not look whole that the log does not have; an error may be told all the same."""
         self._complain(error)
         if outcome.ending.status is CallStatus.OK:
             message = f"the reply was not recorded, so it is withheld: {error}"
-            await self._client.reply(RefusalError(BAD_GATEWAY, message, retry=True))
+            await self._client.reply(ApiError(BAD_GATEWAY, message, retry=True))
         else:
             await self._client.reply(outcome.reply)
 
-    def _refused(self, status: int, headers: httpx.Headers, body: bytes) -> Outcome:
+    def _refused(self, status: int, headers: httpx.Headers, body: bytes) -> CallReply:
         """The upstream's refusal is passed on: as it is, or in the shape of the caller's API where that is another."""
         answer, message = self._call.served.answer, _message(body)
         hints = {name: headers[name] for name in PASSED_ON if name in headers}
         reply = Response(body, status, hints, headers.get("content-type", JSON))
-        if not isinstance(answer, Same):
+        if not isinstance(answer, PassthroughFormatter):
             reply = json_response(answer.shape.error(status, message), status, hints)
-        return Outcome(Ending(CallStatus.ERROR, http_status=status, error=message, response=_as_json(body)), reply)
+        return CallReply(
+            CallResult(CallStatus.ERROR, http_status=status, error=message, response=_as_json(body)), reply
+        )
 
     def _complain(self, error: Exception) -> None:
         call = self._call
@@ -308,24 +315,26 @@ class Exchange:
         )
 
 
-def _strips(served: ServedRequest) -> bool:
+def _strips(served: UpstreamRequest) -> bool:
     """What the client gets is what the log gets."""
-    return not served.stream and isinstance(served.answer, Same) and served.answer.strip is without_details
+    return (
+        not served.stream and isinstance(served.answer, PassthroughFormatter) and served.answer.strip is without_details
+    )
 
 
-def _unanswered(error: UpstreamError) -> Outcome:
+def _unanswered(error: UpstreamError) -> CallReply:
     status = CallStatus.INCOMPLETE if error.began else CallStatus.ERROR
-    return Outcome(Ending(status, error=str(error)), RefusalError(error.status, str(error), retry=True))
+    return CallReply(CallResult(status, error=str(error)), ApiError(error.status, str(error), retry=True))
 
 
-def _broken(reading: Reading, trouble: Exception | None = None, *, not_continued: bool = False) -> Outcome:
+def _broken(reading: ParsedReply, trouble: Exception | None = None, *, not_continued: bool = False) -> CallReply:
     """Status 200, and yet no whole reply. ``not_continued``: the engine broke it off; ``trouble`` is why it ends."""
     reading = replace(reading, incomplete=reading.incomplete or "no_terminal_frame")
     detail = reading.error or (str(trouble) if trouble is not None else "")
     message = f"{reading.incomplete}: {detail}" if detail else str(reading.incomplete)
     metadata = {"not_continued": str(trouble)} if not_continued else {}
-    ending = Ending(CallStatus.INCOMPLETE, reading, OK, error=message, metadata=metadata)
-    return Outcome(ending, RefusalError(BAD_GATEWAY, f"the upstream's reply is not whole ({message})", retry=True))
+    ending = CallResult(CallStatus.INCOMPLETE, reading, OK, error=message, metadata=metadata)
+    return CallReply(ending, ApiError(BAD_GATEWAY, f"the upstream's reply is not whole ({message})", retry=True))
 
 
 def _message(body: bytes) -> str:

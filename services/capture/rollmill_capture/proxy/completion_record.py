@@ -22,11 +22,11 @@ from rollmill.models import (
 )
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.coordination.policy_versions import version_span
-from rollmill_capture.proxy.upstream_request import ServedRequest
-from rollmill_capture.upstream.formats import ReadChoice, Reading
+from rollmill_capture.proxy.upstream_request import UpstreamRequest
+from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
 from rollmill_capture.upstream.formats.parsed_reply import LogProbs
-from rollmill_capture.upstream.formats.parser_failures import oddities
-from rollmill_capture.upstream.formats.wire_format import GENERATE, TOKENS
+from rollmill_capture.upstream.formats.parser_failures import parser_failures
+from rollmill_capture.upstream.formats.upstream_format import GENERATE, TOKENS
 from rollmill_capture.upstream.model_routes import Target
 
 
@@ -40,18 +40,18 @@ class Call:
     """Chosen before the upstream is called (rule S1)."""
     kind: CallKind
     target: Target
-    served: ServedRequest
+    served: UpstreamRequest
     started_at: float
     announced: PolicyVersion
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Ending:
+class CallResult:
     """What became of a call."""
 
     status: CallStatus
-    reading: Reading = field(default_factory=Reading)
+    reading: ParsedReply = field(default_factory=ParsedReply)
     http_status: int | None = None
     error: str | None = None
     response: bytes | None = None
@@ -61,7 +61,7 @@ class Ending:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def completion_record(call: Call, ending: Ending, *, ended_at: float, announced: PolicyVersion) -> CompletionRecord:
+def completion_record(call: Call, ending: CallResult, *, ended_at: float, announced: PolicyVersion) -> CompletionRecord:
     """The record of a call. ``announced`` is the newest announced version now, after the call."""
     reading, served = ending.reading, call.served
     return CompletionRecord(
@@ -88,21 +88,21 @@ def completion_record(call: Call, ending: Ending, *, ended_at: float, announced:
     )
 
 
-def _metadata(call: Call, ending: Ending) -> dict[str, Any]:
+def _metadata(call: Call, ending: CallResult) -> dict[str, Any]:
     served = call.served
     said = {"added_fields": list(served.added), "ignored_fields": list(served.ignored)}
     odd = dict.fromkeys(_oddities(call, ending), True)
     return {**call.metadata, **ending.metadata, **{name: names for name, names in said.items() if names}, **odd}
 
 
-def _oddities(call: Call, ending: Ending) -> list[str]:
+def _oddities(call: Call, ending: CallResult) -> list[str]:
     """Signs of a parser that failed; without tools there is none at work."""
     if not call.served.fields.get("tools") or ending.status is not CallStatus.OK:
         return []
-    return [sign for choice in ending.reading.choices for sign in oddities(choice.message)]
+    return [sign for choice in ending.reading.choices for sign in parser_failures(choice.message)]
 
 
-def _choice(call: Call, ending: Ending, choice: ReadChoice) -> SampledChoice:
+def _choice(call: Call, ending: CallResult, choice: ParsedChoice) -> SampledChoice:
     why = _untrainable(call, ending, choice)
     return SampledChoice(
         index=choice.index,
@@ -117,12 +117,12 @@ def _choice(call: Call, ending: Ending, choice: ReadChoice) -> SampledChoice:
     )
 
 
-def _versions(ending: Ending, choice: ReadChoice) -> VersionRuns | None:
+def _versions(ending: CallResult, choice: ParsedChoice) -> VersionRuns | None:
     versions = ending.versions
     return versions if versions is not None and total_length(versions) == choice.tokens else None
 
 
-def _known_logprobs(choice: ReadChoice) -> LogProbs | None:
+def _known_logprobs(choice: ParsedChoice) -> LogProbs | None:
     """Log-probs that are not one known number per id say nothing, also where there is no id at all."""
     found = choice.logprobs
     if found is None or choice.token_ids is None or len(found) != choice.tokens or np.isnan(found).any():
@@ -130,7 +130,7 @@ def _known_logprobs(choice: ReadChoice) -> LogProbs | None:
     return found
 
 
-def _untrainable(call: Call, ending: Ending, choice: ReadChoice) -> str | None:
+def _untrainable(call: Call, ending: CallResult, choice: ParsedChoice) -> str | None:
     if ending.status is CallStatus.CLIENT_GONE:
         return ending.status.value
     if not call.target.route.trainable:
@@ -138,7 +138,7 @@ def _untrainable(call: Call, ending: Ending, choice: ReadChoice) -> str | None:
     return ending.reading.untrainable(choice)
 
 
-def salted(served: ServedRequest, salt: str) -> ServedRequest:
+def salted(served: UpstreamRequest, salt: str) -> UpstreamRequest:
     """The request with vLLM's ``cache_salt``, where it has none of its own."""
     body = orjson.loads(served.body)
     if "cache_salt" in body:
@@ -157,7 +157,7 @@ def sampling_of(call: Call) -> SamplingParams:
     )
 
 
-def _sampling_fields(served: ServedRequest) -> Mapping[str, Any]:
+def _sampling_fields(served: UpstreamRequest) -> Mapping[str, Any]:
     """Where a request says how to sample: the native routes have an object for it, and nobody else reads one."""
     inner = served.fields.get("sampling_params")
     return inner if served.wire in (GENERATE, TOKENS) and isinstance(inner, dict) else served.fields

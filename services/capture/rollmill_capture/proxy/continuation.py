@@ -15,12 +15,12 @@ from typing import Any, Self
 import orjson
 
 from rollmill.models import PolicyVersion, VersionRun, VersionRuns
-from rollmill_capture.proxy.reasoning_parser import CannotContinueError, Retelling
-from rollmill_capture.proxy.upstream_request import ServedRequest
+from rollmill_capture.proxy.reasoning_parser import CannotContinueError, ReasoningAndToolParser
+from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.sse import Comment, EventParser, ServerEvent
-from rollmill_capture.upstream.formats import Reading
+from rollmill_capture.upstream.formats import ParsedReply
 from rollmill_capture.upstream.formats.chat import choices_of
-from rollmill_capture.upstream.formats.wire_format import CHAT
+from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 ABORT = "abort"
 TRUNCATED = "length"
@@ -73,16 +73,16 @@ _FREE = (None, "auto", "none")
 class Continuation:
     """Of one call. ``parts``: version and number of tokens of each part that has ended."""
 
-    served: ServedRequest
+    served: UpstreamRequest
     parts: list[tuple[PolicyVersion, int]] = field(default_factory=list)
-    retelling: Retelling | None = None
+    retelling: ReasoningAndToolParser | None = None
     """Of the part that runs, where its text has to be read; None: its text is the content."""
 
     @property
     def sampled(self) -> int:
         return sum(tokens for _, tokens in self.parts)
 
-    def end_part(self, version: PolicyVersion, reading: Reading) -> None:
+    def end_part(self, version: PolicyVersion, reading: ParsedReply) -> None:
         """What was sampled since the last part is of ``version``."""
         self.parts.append((version, reading.sampled_tokens - self.sampled))
 
@@ -93,7 +93,7 @@ class Continuation:
             return None
         return tuple(VersionRun(version, tokens) for version, tokens in self.parts if tokens)
 
-    def left(self, reading: Reading) -> int | None:
+    def left(self, reading: ParsedReply) -> int | None:
         """Tokens that may still be sampled; None: as many as the model has room for.
 
         Raises CannotContinueError where the rest would not be as if nothing had happened.
@@ -103,25 +103,25 @@ class Continuation:
         limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
         return None if limit is None else int(limit) - reading.sampled_tokens
 
-    def needs_text(self, reading: Reading) -> bool:
+    def needs_text(self, reading: ParsedReply) -> bool:
         """Whether thoughts or tool calls may be in what was sampled or will be: `retell` then wants its text."""
         return self._tools or any(_message(reading).get(name) for name in _TEXTS)
 
-    def ids(self, reading: Reading) -> list[int]:
+    def ids(self, reading: ParsedReply) -> list[int]:
         """Of all that was sampled."""
         ids = reading.choices[0].token_ids if reading.choices else None
         return [] if ids is None else ids.tolist()
 
-    def retell(self, reading: Reading, text: str, name: str) -> None:
+    def retell(self, reading: ParsedReply, text: str, name: str) -> None:
         """Read the rest as what follows ``text``. Raises CannotContinueError."""
-        self.retelling = Retelling(text, _message(reading), tools=self._tools, name=name)
+        self.retelling = ReasoningAndToolParser(text, _message(reading), tools=self._tools, name=name)
 
     @property
     def _tools(self) -> bool:
         fields = self.served.fields
         return bool(fields.get("tools")) and fields.get("tool_choice") != "none"
 
-    def request(self, reading: Reading, salt: str | None) -> bytes:
+    def request(self, reading: ParsedReply, salt: str | None) -> bytes:
         """The completion that gives the rest: by the ids, with the budget that is left."""
         fields = self.served.fields
         prompt = [] if reading.prompt_ids is None else reading.prompt_ids.tolist()
@@ -136,7 +136,7 @@ class Continuation:
         }
         return orjson.dumps(body if salt is None else {**body, "cache_salt": salt})
 
-    def _refuse_unlike(self, reading: Reading) -> None:
+    def _refuse_unlike(self, reading: ParsedReply) -> None:
         served = self.served
         if served.wire is not CHAT or served.choices != 1:
             raise CannotContinueError("only a chat completion with one choice is continued")
@@ -151,7 +151,7 @@ class Continuation:
             raise CannotContinueError("the reply is a refusal")
 
 
-def _message(reading: Reading) -> dict[str, Any]:
+def _message(reading: ParsedReply) -> dict[str, Any]:
     """What the client was told."""
     found: dict[str, Any] = orjson.loads(reading.choices[0].message or b"{}") if reading.choices else {}
     return found
@@ -168,7 +168,7 @@ def without_end(chunk: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_chat_chunk(
-    chunk: Mapping[str, Any], like: Mapping[str, Any], sampled: int, retelling: Retelling | None = None
+    chunk: Mapping[str, Any], like: Mapping[str, Any], sampled: int, retelling: ReasoningAndToolParser | None = None
 ) -> dict[str, Any]:
     """A completion's chunk as one of the chat's stream. ``like``: a chunk of the beginning; ``sampled``: its tokens."""
     told = {**chunk, **{name: like[name] for name in ("id", "object", "created", "model") if name in like}}
@@ -186,7 +186,7 @@ class Rest:
         pieces: AsyncIterator[bytes],
         like: Mapping[str, Any],
         sampled: int,
-        retelling: Retelling | None = None,
+        retelling: ReasoningAndToolParser | None = None,
     ) -> None:
         self._retelling = retelling
         self._pieces = pieces
@@ -218,7 +218,9 @@ def end_chunk(like: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: item for name, item in like.items() if name != "usage"}, "choices": [choice]}
 
 
-def joined(chat: dict[str, Any], rest: dict[str, Any], retelling: Retelling | None = None) -> dict[str, Any]:
+def joined(
+    chat: dict[str, Any], rest: dict[str, Any], retelling: ReasoningAndToolParser | None = None
+) -> dict[str, Any]:
     """A chat's body and the completion that went on with it, as one chat's body. Raises CannotContinueError."""
     first, more = choices_of(chat)[0], _as_chat_choice((choices_of(rest) or [{}])[0], retelling)
     message = first.get("message") or {}
@@ -243,7 +245,7 @@ def _entries(choice: Mapping[str, Any]) -> list[Any]:
     return list(logprobs.get("content") or []) if isinstance(logprobs, dict) else []
 
 
-def _as_chat_choice(choice: Mapping[str, Any], retelling: Retelling | None) -> dict[str, Any]:
+def _as_chat_choice(choice: Mapping[str, Any], retelling: ReasoningAndToolParser | None) -> dict[str, Any]:
     text, finish = choice.get("text") or "", choice.get("finish_reason")
     delta = {"content": text}
     if retelling is not None:

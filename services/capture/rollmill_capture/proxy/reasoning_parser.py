@@ -27,14 +27,14 @@ class CannotContinueError(RollmillError):
 
 
 @dataclass(frozen=True)
-class Said:
+class ParsedText:
     reasoning: str = ""
     content: str = ""
     calls: tuple[tuple[str, str], ...] = ()
     """Name and arguments, as sampled."""
 
 
-def read_text(text: str, *, thinks: bool, tools: bool, final: bool) -> Said:
+def read_text(text: str, *, thinks: bool, tools: bool, final: bool) -> ParsedText:
     """What a text says so far. An end that may be the beginning of a marker waits, unless it is ``final``; so does a
     call that is not whole. Raises CannotContinueError.
     """
@@ -42,18 +42,18 @@ def read_text(text: str, *, thinks: bool, tools: bool, final: bool) -> Said:
     if text.lstrip().startswith(THINK):
         text, thinks = text.lstrip().removeprefix(THINK), True
     elif not (thinks or final) and THINK.startswith(text.lstrip()):
-        return Said()
+        return ParsedText()
     if thinks:
         reasoning, end, text = text.partition(THOUGHT)
         if not end:
-            return Said(_sure(reasoning, THOUGHT, final=final))
+            return ParsedText(_sure(reasoning, THOUGHT, final=final))
     if not tools:
-        return Said(reasoning, text)
+        return ParsedText(reasoning, text)
     content, begins, rest = text.partition(CALL)
     if not begins:
-        return Said(reasoning, _sure(content, CALL, final=final))
+        return ParsedText(reasoning, _sure(content, CALL, final=final))
     pieces = [piece.partition(CALLED) for piece in rest.split(CALL)]
-    return Said(reasoning, content, tuple(_call(body) for body, ended, _ in pieces if ended))
+    return ParsedText(reasoning, content, tuple(_call(body) for body, ended, _ in pieces if ended))
 
 
 def _sure(text: str, marker: str, *, final: bool) -> str:
@@ -84,7 +84,7 @@ def _is(raw: str, given: object) -> bool:
         return False
 
 
-class Retelling:
+class ReasoningAndToolParser:
     """``raw``: the text of all that was sampled; ``message``: what the client was told of it, as a chat's message."""
 
     def __init__(self, raw: str, message: Mapping[str, Any], *, tools: bool, name: str) -> None:

@@ -15,9 +15,16 @@ from rollmill.runtime.claim_check import ClaimCheck, StorageUnreachableError
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.coordination.policy_versions import Announced
-from rollmill_capture.event_log.event_writer import EventSink
-from rollmill_capture.proxy.completion_record import Call, Ending, completion_record, fitting_bytes, salted, skeleton
+from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.event_log.event_writer import EventWriter
+from rollmill_capture.proxy.completion_record import (
+    Call,
+    CallResult,
+    completion_record,
+    fitting_bytes,
+    salted,
+    skeleton,
+)
 from rollmill_capture.settings import VersionSource
 from rollmill_capture.upstream.capabilities import Engines
 from rollmill_capture.upstream.formats.parser_failures import EMPTY_ARGUMENTS, NOT_PARSED
@@ -36,8 +43,8 @@ class RecordTooLargeError(RollmillError):
 
 @dataclass
 class Recorder:
-    sink: EventSink
-    announced: Announced
+    sink: EventWriter
+    announced: AnnouncedVersions
     clock: Clock
     metrics: Metrics
     engines: Engines = field(default_factory=Engines)
@@ -61,7 +68,7 @@ class Recorder:
         route = call.target.route
         return f"{route.policy}@{self.announced.newest(route.policy)}" if route.cache_salt else None
 
-    async def record(self, call: Call, ending: Ending) -> None:
+    async def record(self, call: Call, ending: CallResult) -> None:
         """Append the call's record. Raises NotAcknowledgedError and RecordTooLargeError."""
         newest = self.announced.newest(call.target.route.policy)
         ending = self._with_cache(call, ending)
@@ -99,7 +106,7 @@ class Recorder:
             raise
         self.metrics.observe("ack_seconds", time.perf_counter() - started)
 
-    def _with_cache(self, call: Call, ending: Ending) -> Ending:
+    def _with_cache(self, call: Call, ending: CallResult) -> CallResult:
         """Marked where its prompt was read from a cache that older weights may have filled."""
         route, cached = call.target.route, ending.reading.cached_tokens
         bound = route.cache_salt or route.version_source is VersionSource.FIXED

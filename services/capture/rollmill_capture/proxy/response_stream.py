@@ -7,14 +7,14 @@ import asyncio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rollmill_capture.errors import EVENT_STREAM, OPENAI, RefusalError, Shape
+from rollmill_capture.errors import EVENT_STREAM, OPENAI, ApiError, ErrorFormat
 from rollmill_capture.http.idempotency import SETTLED
 
 
-class Client:
+class ResponseStream:
     """Sends one response. A stream starts with its first frame, so that an early error still has a status."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, shape: Shape = OPENAI) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, shape: ErrorFormat = OPENAI) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -30,20 +30,20 @@ class Client:
             await self._start()
             await self._body(frames, more=True)
 
-    async def reply(self, reply: Response | bytes | RefusalError) -> None:
+    async def reply(self, reply: Response | bytes | ApiError) -> None:
         """The end: a whole response, the last frames of a stream, or an error in the form that is still possible."""
         await self.let_be()
         if isinstance(reply, bytes):
             await self._start()
             await self._body(reply, more=False)
-        elif isinstance(reply, RefusalError):
+        elif isinstance(reply, ApiError):
             await self._refuse(reply)
         elif self._started:
-            await self._refuse(RefusalError(reply.status_code, bytes(reply.body).decode("utf-8", "replace")))
+            await self._refuse(ApiError(reply.status_code, bytes(reply.body).decode("utf-8", "replace")))
         else:
             await reply(self._scope, self._receive, self._send)
 
-    async def _refuse(self, refusal: RefusalError) -> None:
+    async def _refuse(self, refusal: ApiError) -> None:
         if self._started:
             await self._body(self._shape.frame(refusal.status, str(refusal)), more=False)
         else:

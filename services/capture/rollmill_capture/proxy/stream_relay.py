@@ -10,22 +10,26 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.apis.api import Voice
+from rollmill_capture.apis.api import StreamFormatter
 from rollmill_capture.apis.chat_reply import replayed
 from rollmill_capture.proxy.continuation import is_aborted, without_end
-from rollmill_capture.proxy.upstream_request import ServedRequest
+from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.sse import Comment, EventParser, EventTooLargeError, ServerEvent
-from rollmill_capture.upstream.formats.parsed_reply import Reading
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
 from rollmill_capture.upstream.formats.stream import Assembler
 
 _ABORT = b'"abort"'
 
 
-class Relay:
+class StreamRelay:
     """Feed it the upstream's bytes; it gives the frames for the client, in the words of ``voice``."""
 
     def __init__(
-        self, assembler: Assembler, voice: Voice, keep_alive: bytes, continues: Callable[[], bool] = lambda: False
+        self,
+        assembler: Assembler,
+        voice: StreamFormatter,
+        keep_alive: bytes,
+        continues: Callable[[], bool] = lambda: False,
     ) -> None:
         self._parser = EventParser()
         self._assembler = assembler
@@ -64,7 +68,7 @@ class Relay:
             return b""
         return b"".join(map(self._take, events))
 
-    def reading(self) -> Reading:
+    def reading(self) -> ParsedReply:
         """What the stream has said so far, taken as its end."""
         return self._assembler.reading()
 
@@ -99,13 +103,13 @@ class Relay:
         return b""
 
 
-def make_relay(served: ServedRequest, continues: Callable[[], bool] = lambda: False) -> Relay:
+def make_relay(served: UpstreamRequest, continues: Callable[[], bool] = lambda: False) -> StreamRelay:
     """The relay of a call whose engine streams. ``continues``: whether a reply that is broken off goes on."""
     assembler = served.wire.assembler(served.choices, served.prompt_ids)
-    return Relay(assembler, served.answer.voice(), served.answer.shape.keep_alive, continues)
+    return StreamRelay(assembler, served.answer.voice(), served.answer.shape.keep_alive, continues)
 
 
-def as_stream(voice: Voice, body: dict[str, Any]) -> bytes:
+def as_stream(voice: StreamFormatter, body: dict[str, Any]) -> bytes:
     """A whole chat answer, or completion, as the stream that the client asked for."""
     frames = [voice.chunk(ServerEvent(orjson.dumps(chunk)), chunk) for chunk in replayed(body)]
     return b"".join(frames) + voice.end()

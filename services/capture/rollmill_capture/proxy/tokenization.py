@@ -12,12 +12,12 @@ from typing import Any
 import orjson
 
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError
-from rollmill_capture.proxy.upstream_request import ServedRequest
+from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.upstream.client import Upstream, UpstreamError
 from rollmill_capture.upstream.formats.logprobs import as_prompt
-from rollmill_capture.upstream.formats.parsed_reply import Ids, Reading
+from rollmill_capture.upstream.formats.parsed_reply import Ids, ParsedReply
 from rollmill_capture.upstream.formats.token_id_request import EngineKind
-from rollmill_capture.upstream.formats.wire_format import CHAT
+from rollmill_capture.upstream.formats.upstream_format import CHAT
 from rollmill_capture.upstream.model_routes import Target
 
 LOOKED_UP = {"prompt_ids_from": "tokenize"}
@@ -25,13 +25,13 @@ LOOKED_UP = {"prompt_ids_from": "tokenize"}
 OK = 200
 
 
-def is_missing(served: ServedRequest, reading: Reading) -> bool:
+def is_missing(served: UpstreamRequest, reading: ParsedReply) -> bool:
     """The prompt's ids are worth a question of their own. Without a count to check them against, they are not."""
     asked = served.kind is EngineKind.LLAMA_CPP and served.wire is CHAT and (reading.usage or (0, 0))[0] > 0
     return asked and reading.prompt_ids is None and any(choice.tokens for choice in reading.choices)
 
 
-async def prompt_ids(upstream: Upstream, target: Target, served: ServedRequest) -> Ids | None:
+async def prompt_ids(upstream: Upstream, target: Target, served: UpstreamRequest) -> Ids | None:
     """The ids of a chat request's prompt; None where the engine does not say them."""
     prompt = (await _ask(upstream, target, "/apply-template", dict(served.fields))).get("prompt")
     if not isinstance(prompt, str):
@@ -40,7 +40,7 @@ async def prompt_ids(upstream: Upstream, target: Target, served: ServedRequest) 
     return as_prompt((await _ask(upstream, target, "/tokenize", question)).get("tokens"))
 
 
-async def sampled_text(upstream: Upstream, target: Target, served: ServedRequest, ids: list[int]) -> str:
+async def sampled_text(upstream: Upstream, target: Target, served: UpstreamRequest, ids: list[int]) -> str:
     """The text of sampled ids, with what a parser has taken out of it, by the engine's ``/detokenize`` (vLLM, SGLang).
 
     Raises CannotContinueError where it has none.

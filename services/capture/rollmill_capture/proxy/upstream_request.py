@@ -8,19 +8,19 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.apis.api import Answer, Ask
-from rollmill_capture.json_body import lasting
+from rollmill_capture.apis.api import ParsedRequest, ResponseFormatter
+from rollmill_capture.json_body import compact_copy
 from rollmill_capture.upstream.formats.logprobs import as_prompt
 from rollmill_capture.upstream.formats.parsed_reply import Ids
 from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
-from rollmill_capture.upstream.formats.wire_format import CHAT, COMPLETIONS, Wire
+from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS, UpstreamFormat
 
 USAGE = "include_usage"
 _UNKNOWN = Capability()
 
 
 @dataclass(frozen=True)
-class ServedRequest:
+class UpstreamRequest:
     body: bytes
     """The JSON body sent upstream."""
     original: bytes | None
@@ -31,8 +31,8 @@ class ServedRequest:
     """What is sent upstream, as an object."""
     model: str | None
     """As the client said it."""
-    wire: Wire
-    answer: Answer
+    wire: UpstreamFormat
+    answer: ResponseFormatter
     stream: bool
     """The client reads a stream."""
     streams: bool
@@ -45,14 +45,14 @@ class ServedRequest:
     kind: EngineKind = EngineKind.AUTO
 
 
-def serve(
+def prepare(
     raw: bytes,
-    asked: Ask,
+    asked: ParsedRequest,
     *,
     model: str | None = None,
     defaults: Mapping[str, Any] | None = None,
     capability: Capability = _UNKNOWN,
-) -> ServedRequest:
+) -> UpstreamRequest:
     """The request that goes upstream. ``model``: the upstream's name for it, where it has another; ``defaults``: fields
     that are said where the client does not say them.
     """
@@ -67,8 +67,8 @@ def serve(
     name = asked.fields.get("model")
     if model is not None and model != name:
         fields, changed = {**fields, "model": model}, True
-    return ServedRequest(
-        body=lasting(orjson.dumps(fields)),
+    return UpstreamRequest(
+        body=compact_copy(orjson.dumps(fields)),
         original=raw if changed or asked.translated else None,
         added=tuple(added),
         fields=fields,
@@ -84,7 +84,7 @@ def serve(
     )
 
 
-def _sent(asked: Ask, kind: EngineKind) -> Ids | None:
+def _sent(asked: ParsedRequest, kind: EngineKind) -> Ids | None:
     """The prompt as the request gives it in ids; SGLang's chat takes them beside the messages."""
     if asked.wire is CHAT and kind is EngineKind.SGLANG:
         return as_prompt(asked.fields.get("input_ids"))
@@ -92,7 +92,7 @@ def _sent(asked: Ask, kind: EngineKind) -> Ids | None:
 
 
 def _streaming(
-    asked: Ask, fields: dict[str, Any], added: list[str], changed: bool, *, streams: bool
+    asked: ParsedRequest, fields: dict[str, Any], added: list[str], changed: bool, *, streams: bool
 ) -> tuple[dict[str, Any], bool]:
     """Ask for usage at the end of a stream; or for no stream, where the engine's says no ids."""
     if not streams:

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rollmill_capture.upstream.formats.parsed_reply import Reading
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
 from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind
-from rollmill_capture.upstream.formats.wire_format import CHAT, Wire
+from rollmill_capture.upstream.formats.upstream_format import CHAT, UpstreamFormat
 from rollmill_capture.upstream.model_routes import Target
 
 FIRST_PROBE_SECONDS = 2.0
@@ -22,7 +22,7 @@ DOUBT_AFTER = 3
 """Replies in a row that speak against what is known: one alone may be a parser's slip, more are another engine."""
 
 
-def says_all(reading: Reading, kind: EngineKind = EngineKind.AUTO) -> bool:
+def says_all(reading: ParsedReply, kind: EngineKind = EngineKind.AUTO) -> bool:
     """The reply has the ids of its prompt and of its first choice; llama.cpp's prompt is asked for beside the call."""
     choices = reading.choices
     if kind is EngineKind.LLAMA_CPP and any(choice.tokens for choice in choices):
@@ -92,7 +92,7 @@ class Engines:
         if event is not None:
             event.set()
 
-    def observe(self, target: Target, wire: Wire, reading: Reading, *, streamed: bool) -> None:
+    def observe(self, target: Target, wire: UpstreamFormat, reading: ParsedReply, *, streamed: bool) -> None:
         """Take in a whole reply of an upstream that is not configured; where there are several replicas, it is not
         known which one it came from, and all are taken to be alike.
         """

@@ -10,12 +10,12 @@ import httpx
 
 from rollmill.errors import RollmillError
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream.connection_pool import LaneTransport
-from rollmill_capture.upstream.formats.wire_format import CHAT
-from rollmill_capture.upstream.http_transport import BrokenAnswerError, WireTransport
-from rollmill_capture.upstream.load_balancer import Places
+from rollmill_capture.upstream.connection_pool import PooledTransport
+from rollmill_capture.upstream.formats.upstream_format import CHAT
+from rollmill_capture.upstream.http_transport import BrokenResponseError, HttpTransport
+from rollmill_capture.upstream.load_balancer import LoadBalancer
 from rollmill_capture.upstream.model_routes import Target
-from rollmill_capture.upstream.policy_pause import Pauses
+from rollmill_capture.upstream.policy_pause import CallGates
 
 BAD_GATEWAY = 502
 GATEWAY_TIMEOUT = 504
@@ -45,7 +45,9 @@ def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
     """The client for all upstreams; the caller closes it."""
     trusted = httpx.create_ssl_context()
     return httpx.AsyncClient(
-        transport=LaneTransport(lambda: WireTransport(trusted), lanes=settings.connections, idle_seconds=IDLE_SECONDS),
+        transport=PooledTransport(
+            lambda: HttpTransport(trusted), lanes=settings.connections, idle_seconds=IDLE_SECONDS
+        ),
         timeout=httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds, pool=settings.connect_seconds),
         trust_env=False,  # the environment's proxies are not for the engine
         follow_redirects=False,
@@ -55,8 +57,8 @@ def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
 @dataclass(frozen=True)
 class Upstream:
     client: httpx.AsyncClient
-    pauses: Pauses = field(default_factory=Pauses)
-    places: Places = field(default_factory=Places)
+    pauses: CallGates = field(default_factory=CallGates)
+    places: LoadBalancer = field(default_factory=LoadBalancer)
 
     @asynccontextmanager
     async def chat(
@@ -139,7 +141,7 @@ def _headers(target: Target) -> dict[str, str]:
 
 def upstream_error(error: httpx.HTTPError, target: Target, *, began: bool = False) -> UpstreamError:
     detail = str(error) or type(error).__name__
-    began = began or isinstance(error, BrokenAnswerError)
+    began = began or isinstance(error, BrokenResponseError)
     if isinstance(error, httpx.TimeoutException):
         return UpstreamError(
             f"{target.base_url} gave no answer in time ({type(error).__name__})", GATEWAY_TIMEOUT, began=began

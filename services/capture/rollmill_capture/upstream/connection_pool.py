@@ -16,7 +16,7 @@ import httpx
 Origin = tuple[str, str, int | None]
 
 
-class LaneTransport(httpx.AsyncBaseTransport):
+class PooledTransport(httpx.AsyncBaseTransport):
     """``make`` gives a transport for one connection; a call beyond ``lanes`` waits for a lane, however long."""
 
     def __init__(self, make: Callable[[], httpx.AsyncBaseTransport], *, lanes: int, idle_seconds: float) -> None:
@@ -36,7 +36,7 @@ class LaneTransport(httpx.AsyncBaseTransport):
             raise
         if not isinstance(response.stream, httpx.AsyncByteStream):
             raise TypeError("an asynchronous transport answers with an asynchronous stream")
-        response.stream = _LaneStream(response.stream, lambda: self._leave(origin, lane))
+        response.stream = _PooledStream(response.stream, lambda: self._leave(origin, lane))
         return response
 
     async def aclose(self) -> None:
@@ -57,7 +57,7 @@ class LaneTransport(httpx.AsyncBaseTransport):
             await free.popleft()[1].aclose()
 
 
-class _LaneStream(httpx.AsyncByteStream):
+class _PooledStream(httpx.AsyncByteStream):
     """A body that frees its lane when it is closed."""
 
     def __init__(self, body: httpx.AsyncByteStream, leave: Callable[[], Awaitable[None]]) -> None:

@@ -23,11 +23,11 @@ CONTINUES = 200
 BODILESS = (204, 304)
 
 
-class BrokenAnswerError(httpx.TransportError):
+class BrokenResponseError(httpx.TransportError):
     """The server took the request, and its answer never came or broke off: asking again would sample again."""
 
 
-class WireTransport(httpx.AsyncBaseTransport):
+class HttpTransport(httpx.AsyncBaseTransport):
     """One call at a time; the connection is kept between calls where the server allows it."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
@@ -183,7 +183,7 @@ class _Connection(asyncio.Protocol):
             return
         late = asyncio.get_running_loop().time() - self._sent_at > STALE_SECONDS
         stale = self._calls > 1 and not self._heard and not late
-        raise (httpx.RemoteProtocolError if stale else BrokenAnswerError)(self._failure or words)
+        raise (httpx.RemoteProtocolError if stale else BrokenResponseError)(self._failure or words)
 
     async def _moved(self, seconds: float | None) -> None:
         """Wait for anything to come. A bare timer: `asyncio.timeout` costs as much as the rest of a small chunk."""
@@ -205,7 +205,7 @@ class _Connection(asyncio.Protocol):
 class _Body(httpx.AsyncByteStream):
     """Gives its connection back when it is closed after its end; before, the connection is closed with it."""
 
-    def __init__(self, owner: WireTransport, connection: _Connection, seconds: float | None) -> None:
+    def __init__(self, owner: HttpTransport, connection: _Connection, seconds: float | None) -> None:
         self._owner = owner
         self._connection = connection
         self._seconds = seconds

@@ -29,7 +29,7 @@ class _Health:
     """It asked for the rest itself; calls wait for its end, where there is no other replica."""
 
 
-class Places:
+class LoadBalancer:
     """``seconds``: longest rest that a busy replica is given, whatever it asks for."""
 
     def __init__(self, seconds: float = 30.0, now: Callable[[], float] = time.monotonic) -> None:

@@ -36,7 +36,7 @@ class _Gate:
         self.idle.set()
 
 
-class Pauses:
+class CallGates:
     """One gate per policy. ``seconds`` bounds how long a call waits at a closed one."""
 
     def __init__(self, seconds: float = 900.0, now: Callable[[], float] = time.monotonic) -> None:

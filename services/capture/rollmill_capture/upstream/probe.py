@@ -18,9 +18,9 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill_capture.sse import EventParser, ServerEvent
 from rollmill_capture.upstream.capabilities import Engines, says_all
 from rollmill_capture.upstream.formats.chat_stream import ChatAssembler
-from rollmill_capture.upstream.formats.parsed_reply import Reading
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
 from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
-from rollmill_capture.upstream.formats.wire_format import CHAT
+from rollmill_capture.upstream.formats.upstream_format import CHAT
 from rollmill_capture.upstream.model_routes import Target
 
 OWNERS = {
@@ -100,7 +100,7 @@ class Probe:
         model = target.route.model or first.get("id")
         return OWNERS.get(str(first.get("owned_by")).lower(), EngineKind.AUTO), model or None
 
-    async def _sample(self, target: Target, kind: EngineKind, model: str | None, *, stream: bool) -> Reading | None:
+    async def _sample(self, target: Target, kind: EngineKind, model: str | None, *, stream: bool) -> ParsedReply | None:
         """One token; None where the engine refuses the question, which says nothing about others."""
         named: dict[str, Any] = {**QUESTION, "stream": stream} | ({} if model is None else {"model": model})
         fields, _, _ = ask(kind, CHAT, named)
@@ -123,7 +123,7 @@ class Probe:
             log.info("the engine was probed", streams_ids=found.streams_ids, **told)
 
 
-def _streamed(raw: bytes) -> Reading:
+def _streamed(raw: bytes) -> ParsedReply:
     assembler = ChatAssembler()
     for event in EventParser().feed(raw):
         if isinstance(event, ServerEvent) and event.data.strip() != b"[DONE]":

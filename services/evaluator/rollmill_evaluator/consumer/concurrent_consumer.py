@@ -48,7 +48,7 @@ Handle = Callable[[Received], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class GroupLimits:
+class ConsumerLimits:
     """How much is in flight, and how often things happen."""
 
     records: int
@@ -63,7 +63,7 @@ class GroupLimits:
     """For joining, which waits until the session of a member that died has ended."""
 
 
-class Group:
+class ConcurrentConsumer:
     """Reads ``topic`` as a member of ``group_id`` and runs ``handle`` for each record.
 
     A record is finished when ``handle`` returns; its exceptions end the loop, so that nothing is passed over.
@@ -77,7 +77,7 @@ class Group:
         prefix: str,
         group_id: str,
         clients: KafkaClients,
-        limits: GroupLimits,
+        limits: ConsumerLimits,
         metrics: Metrics,
         labels: Mapping[str, str] | None = None,
     ) -> None:
@@ -285,7 +285,7 @@ class Group:
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka only logs what a callback raises: here it ends the loop."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ConcurrentConsumer) -> None:
         self._group = group
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:  # noqa: ARG002  # always all

@@ -28,7 +28,7 @@ Publish = Callable[[str, bytes], Awaitable[None]]
 
 
 @dataclass
-class Answering:
+class RecordHandler:
     """Handles records of ``built``; a record is finished when this returns.
 
     A record that cannot be read, or lies on a wrong partition, is counted and passed over: the reward-merger reads

@@ -20,10 +20,10 @@ from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import ExternalService
 from rollmill.topics import TRAJECTORIES
-from rollmill_evaluator.consumer.concurrent_consumer import Group, Received
+from rollmill_evaluator.consumer.concurrent_consumer import ConcurrentConsumer, Received
 from rollmill_evaluator.delivery.record_content import content_of
-from rollmill_evaluator.delivery.webhook_payload import name_of, notice
-from rollmill_evaluator.remote.http_request import Question
+from rollmill_evaluator.delivery.webhook_payload import name_of, webhook_payload
+from rollmill_evaluator.remote.http_request import HttpRequest
 from rollmill_evaluator.retrying import Retries
 from rollmill_evaluator.settings import EvaluatorSettings
 from rollmill_evaluator.worker import membership
@@ -52,7 +52,9 @@ class Delivery:
         if trajectory is None:
             return
         name = name_of(trajectory)
-        question = Question(service=self.service, body=orjson.dumps(notice(trajectory)), headers={IDEMPOTENCY: name})
+        question = HttpRequest(
+            service=self.service, body=orjson.dumps(webhook_payload(trajectory)), headers={IDEMPOTENCY: name}
+        )
         try:
             await self.retries.run(lambda left: self._once(question, left), self.patience)
         except NotGradedError as error:
@@ -62,7 +64,7 @@ class Delivery:
         else:
             self.metrics.count("webhook_notices", ended="taken")
 
-    async def _once(self, question: Question, left: float) -> bytes:
+    async def _once(self, question: HttpRequest, left: float) -> bytes:
         try:
             return await question.ask(min(self.seconds, left))
         except InfrastructureError:
@@ -70,7 +72,7 @@ class Delivery:
             raise
 
     def _end(self, ended: str, name: str, error: Exception) -> None:
-        log.error("a webhook notice is not delivered", ended=ended, notice=name, error=str(error))
+        log.error("a webhook webhook_payload is not delivered", ended=ended, webhook_payload=name, error=str(error))
         self.metrics.count("webhook_notices", ended=ended)
 
     async def _read(self, received: Received) -> Trajectory | None:
@@ -84,7 +86,7 @@ class Delivery:
         return trajectory
 
 
-async def tell(context: ServiceContext) -> None:
+async def run_webhook(context: ServiceContext) -> None:
     """Deliver until ``context.stop``; what is not delivered by then is delivered by the next process."""
     settings = context.settings
     if not isinstance(settings, EvaluatorSettings) or settings.webhook is None:
@@ -97,7 +99,7 @@ async def tell(context: ServiceContext) -> None:
         patience=settings.webhook_patience_seconds,
         claims=ClaimCheck.of(settings),
     )
-    group = Group(
+    group = ConcurrentConsumer(
         delivery.deliver,
         topic=TRAJECTORIES,
         prefix=settings.prefix,

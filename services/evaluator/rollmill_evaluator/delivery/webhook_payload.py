@@ -14,7 +14,7 @@ def name_of(trajectory: Trajectory) -> str:
     return f"{trajectory.session_id}:{trajectory.attempt}:{trajectory.revision or 0}"
 
 
-def notice(trajectory: Trajectory) -> dict[str, Any]:
+def webhook_payload(trajectory: Trajectory) -> dict[str, Any]:
     """Plain values. A revised reward is a notice of its own, with the next ``revision``."""
     spec = trajectory.spec
     return {

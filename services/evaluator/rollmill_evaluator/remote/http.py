@@ -11,8 +11,8 @@ from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext
 from rollmill.strategies.services import ResourceClass
-from rollmill_evaluator.remote.http_request import INVALID_ANSWER, Address, Question
-from rollmill_evaluator.remote.request_payload import Part, account
+from rollmill_evaluator.remote.http_request import INVALID_ANSWER, Address, HttpRequest
+from rollmill_evaluator.remote.request_payload import Part, request_payload
 
 SESSION = "x-rollmill-session"
 
@@ -42,8 +42,8 @@ class HttpEvaluator(BaseTrajectoryEvaluator):
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config
-        told = {**account(trajectory, config.include), "parameters": config.parameters}
-        question = Question(
+        told = {**request_payload(trajectory, config.include), "parameters": config.parameters}
+        question = HttpRequest(
             service=config.find(context),
             body=orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY),
             headers={SESSION: f"{trajectory.session_id}:{trajectory.attempt}"},

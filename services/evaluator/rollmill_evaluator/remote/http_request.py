@@ -66,7 +66,7 @@ def _own(url: str, *, allowed: bool) -> ExternalService:
 
 
 @dataclass(frozen=True)
-class Question:
+class HttpRequest:
     """A request, ready to be sent."""
 
     service: ExternalService
@@ -82,7 +82,7 @@ class Question:
         headers = {"content-type": "application/json", **self._keys(signature), **self.headers}
         try:
             async with (
-                asking_client(seconds) as client,
+                http_client(seconds) as client,
                 client.stream(
                     "POST", self.service.url.rstrip("/") + self.path, content=self.body, headers=headers
                 ) as answer,
@@ -117,7 +117,7 @@ class Question:
             raise NotGradedError(SERVICE_SIGNATURE, "the answer's signature is missing or wrong")
 
 
-def asking_client(seconds: float) -> httpx.AsyncClient:
+def http_client(seconds: float) -> httpx.AsyncClient:
     """A client for one request; the proxies of the environment are not for services that a spec names."""
     return httpx.AsyncClient(timeout=seconds, verify=_tls(), trust_env=False)
 

@@ -10,7 +10,7 @@ import orjson
 from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass
-from rollmill_evaluator.remote.http_request import Question
+from rollmill_evaluator.remote.http_request import HttpRequest
 from rollmill_evaluator.remote.judge_prompt import JudgeConfig, Opinion, UnreadableError, opinion, request
 
 UNREADABLE = "judge_unreadable"
@@ -36,7 +36,7 @@ class LlmJudgeEvaluator(BaseTrajectoryEvaluator):
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config
         body, cut = request(config, trajectory)
-        question = Question(
+        question = HttpRequest(
             service=config.find(context), body=orjson.dumps(body), path="/chat/completions", headers=NEVER_TRAINED
         )
         complaints: list[str] = []

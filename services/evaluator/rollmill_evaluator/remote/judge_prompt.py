@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from rollmill.models import FiniteFloat, Identifier, Trajectory
 from rollmill_evaluator.remote.http_request import Address
-from rollmill_evaluator.remote.request_payload import Part, account
+from rollmill_evaluator.remote.request_payload import Part, request_payload
 
 INSTRUCTIONS = """You grade the work of an AI agent by this rubric:
 
@@ -83,7 +83,7 @@ class Opinion:
 
 def request(config: JudgeConfig, trajectory: Trajectory) -> tuple[dict[str, Any], int]:
     """The body of a chat completion, and the number of characters that were cut."""
-    work, cut = _shortened(orjson.dumps(account(trajectory, config.include)).decode(), config.max_characters)
+    work, cut = _shortened(orjson.dumps(request_payload(trajectory, config.include)).decode(), config.max_characters)
     schema = _schema(config)
     system = INSTRUCTIONS.format(rubric=config.rubric, scale=_scale(config), schema=orjson.dumps(schema).decode())
     body: dict[str, Any] = {

@@ -20,7 +20,7 @@ class Part(StrEnum):
     METADATA = "metadata"
 
 
-def account(trajectory: Trajectory, parts: Collection[Part]) -> dict[str, Any]:
+def request_payload(trajectory: Trajectory, parts: Collection[Part]) -> dict[str, Any]:
     """Plain values; arrays are numpy's."""
     spec = trajectory.spec
     told: dict[str, Any] = {

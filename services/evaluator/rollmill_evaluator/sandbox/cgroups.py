@@ -18,7 +18,7 @@ ENTER = 'echo 0 > "$1/cgroup.procs" && shift && exec "$@"'
 
 
 @dataclass(frozen=True)
-class Group:
+class ControlGroup:
     """One job's control group."""
 
     path: Path
@@ -63,7 +63,7 @@ class ControlGroups:
         return None
 
     @contextmanager
-    def group(self, limits: JobLimits) -> Iterator[Group]:
+    def group(self, limits: JobLimits) -> Iterator[ControlGroup]:
         self._sweep()
         path = self.parent / f"job-{secrets.token_hex(8)}"
         path.mkdir()
@@ -73,7 +73,7 @@ class ControlGroups:
             (path / "pids.max").write_text(str(limits.processes + OWN_PROCESSES))
             with suppress(OSError):  # absent where there is no swap
                 (path / "memory.swap.max").write_text("0")
-            yield Group(path)
+            yield ControlGroup(path)
         finally:
             with suppress(OSError):
                 (path / "cgroup.kill").write_text("1")

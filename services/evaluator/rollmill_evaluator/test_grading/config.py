@@ -11,7 +11,7 @@ from rollmill.models.base import FiniteFloat, PositiveInt, Record
 from rollmill.strategies.sandbox import JobLimits, Step
 from rollmill_evaluator.test_grading.frameworks import FRAMEWORKS, Framework, FrameworkName
 from rollmill_evaluator.test_grading.scoring import ExitRule, Expected, Scoring
-from rollmill_evaluator.test_grading.submission import Answer
+from rollmill_evaluator.test_grading.submission import Submission
 from rollmill_evaluator.test_grading.workspace import REVISION
 
 MIB = 2**20
@@ -71,7 +71,7 @@ class TestOnOutputConfig(Record):
     """Of a repository or bundle."""
     strip: int = Field(default=0, ge=0)
     """Leading folders that are taken off an archive's paths."""
-    answer: Answer = Answer()
+    answer: Submission = Submission()
     exclude: tuple[Name, ...] = ()
     """Patterns of paths that are left out of the patch, beside what running Python leaves behind."""
     protected: tuple[TreePath, ...] = ()

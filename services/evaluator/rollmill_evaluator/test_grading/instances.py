@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from rollmill.errors import NotGradedError
 from rollmill.models.base import Record
 from rollmill_evaluator.test_grading.config import Name, Resources, Rewards
-from rollmill_evaluator.test_grading.submission import Answer
+from rollmill_evaluator.test_grading.submission import Submission
 from rollmill_evaluator.test_grading.workspace import REVISION, located
 
 INSTANCE_INVALID = "instance_invalid"
@@ -43,7 +43,7 @@ class SwebenchHarnessConfig(Record):
     that need nothing but the evaluator's own tools."""
     source: Name | None = None
     """For ``local``: the repository that holds the base commit, below the folder of sources."""
-    answer: Answer = Answer()
+    answer: Submission = Submission()
     exclude: tuple[Name, ...] = ()
     """Patterns of paths that are left out of the patch, beside what running Python leaves behind."""
     fuzz: int = Field(default=5, ge=0, le=10)

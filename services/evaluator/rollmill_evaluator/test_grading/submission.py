@@ -16,7 +16,7 @@ FENCE = re.compile(r"^(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)")
 DIFF_LANGUAGES = frozenset({"diff", "patch"})
 
 
-class Answer(Record):
+class Submission(Record):
     """Where the answer lies in a session's output, and what it is."""
 
     take: Literal["output", "fenced", "artifact"] = "output"

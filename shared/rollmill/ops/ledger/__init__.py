@@ -7,6 +7,6 @@ keeps no state and writes nothing, so it may be asked at any time, of a running 
 
 from rollmill.ops.ledger.balance import Balance, Totals
 from rollmill.ops.ledger.reader import LedgerReader, balances, read_balance, settled_balance
-from rollmill.ops.ledger.reconciliation import Accounts
+from rollmill.ops.ledger.reconciliation import Reconciliation
 
-__all__ = ["Accounts", "Balance", "LedgerReader", "Totals", "balances", "read_balance", "settled_balance"]
+__all__ = ["Balance", "LedgerReader", "Reconciliation", "Totals", "balances", "read_balance", "settled_balance"]

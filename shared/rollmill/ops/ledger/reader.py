@@ -14,7 +14,7 @@ from rollmill.ops.ledger.balance import Balance
 from rollmill.ops.ledger.in_flight import held
 from rollmill.ops.ledger.lineage import read_rewound
 from rollmill.ops.ledger.log_reader import Log
-from rollmill.ops.ledger.reconciliation import Accounts
+from rollmill.ops.ledger.reconciliation import Reconciliation
 from rollmill.settings import KafkaSettings
 from rollmill.topics import OUTCOMES
 
@@ -28,7 +28,7 @@ class LedgerReader:
     settings: KafkaSettings
     takes: Callable[[TokenDisposition], bool] = lambda _outcome: True
     """Whether an outcome is of a session that is balanced."""
-    _accounts: Accounts = field(default_factory=Accounts)
+    _accounts: Reconciliation = field(default_factory=Reconciliation)
     _positions: Mapping[int, int] | None = None
     _unreadable: int = 0
 

@@ -59,7 +59,7 @@ _REPEATABLE = {Disposition.TRAINED, Disposition.EXCLUDED, Disposition.DEAD_LETTE
 
 
 @dataclass
-class Accounts:
+class Reconciliation:
     """Books outcomes in the order of their partition; `balance` may be asked again and again.
 
     An outcome of one reply always comes from the same partition (the key is the session id), so the order between

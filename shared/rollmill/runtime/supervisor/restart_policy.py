@@ -17,7 +17,7 @@ class Next(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RestartDecision:
     next: Next
     pause: float = 0.0
     """Seconds before the restart."""
@@ -34,12 +34,12 @@ class RestartPolicy:
     forgiven_after: float = 60.0
     """A process that ran this long starts with the first pause again."""
 
-    def after(self, exit_code: int, *, failures: int) -> Verdict:
+    def after(self, exit_code: int, *, failures: int) -> RestartDecision:
         """What follows an exit; ``failures`` counts the crashes in a row, this one included."""
         if exit_code == EXIT_DRAINED:
-            return Verdict(Next.STOP)
+            return RestartDecision(Next.STOP)
         if exit_code == EXIT_FATAL:
-            return Verdict(Next.ALARM)
+            return RestartDecision(Next.ALARM)
         if exit_code == EXIT_FENCED:
-            return Verdict(Next.RESTART, self.fenced_pause)
-        return Verdict(Next.RESTART, min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 16)))
+            return RestartDecision(Next.RESTART, self.fenced_pause)
+        return RestartDecision(Next.RESTART, min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 16)))

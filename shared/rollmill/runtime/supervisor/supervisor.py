@@ -17,7 +17,7 @@ from typing import Self
 from rollmill.errors import FatalError
 from rollmill.runtime.supervisor.probe import is_ready
 from rollmill.runtime.supervisor.program import Program, free_port
-from rollmill.runtime.supervisor.restart_policy import Next, RestartPolicy, Verdict
+from rollmill.runtime.supervisor.restart_policy import Next, RestartDecision, RestartPolicy
 
 HOST = "127.0.0.1"
 PROBE_SECONDS = 0.1
@@ -168,7 +168,7 @@ class Supervisor:
                 return
             await self._spawn(child)
 
-    async def _next(self, child: _Child) -> Verdict:
+    async def _next(self, child: _Child) -> RestartDecision:
         """Wait for the end of the process and judge it."""
         began = time.monotonic()
         if child.process is None:

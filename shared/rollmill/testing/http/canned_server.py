@@ -50,7 +50,7 @@ class Played:
 
 
 @dataclass
-class ReplayServer:
+class CannedServer:
     """Answers what ``answer`` says, and remembers what it was asked."""
 
     answer: Callable[[Asked], Played]
@@ -101,9 +101,9 @@ async def _read(reader: asyncio.StreamReader) -> Asked:
 
 
 @asynccontextmanager
-async def replay_server(answer: Callable[[Asked], Played]) -> AsyncIterator[ReplayServer]:
+async def canned_server(answer: Callable[[Asked], Played]) -> AsyncIterator[CannedServer]:
     """A server on a free port of the loopback; its ``url`` has no path."""
-    playing = ReplayServer(answer)
+    playing = CannedServer(answer)
     server = await asyncio.start_server(playing.accept, "127.0.0.1", 0)
     playing.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

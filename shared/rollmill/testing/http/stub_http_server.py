@@ -31,7 +31,7 @@ Script = Callable[[Asked], Reply]
 
 
 @dataclass
-class ScriptedService:
+class StubHttpServer:
     """``script`` is asked for each reply, on a thread of the request's own."""
 
     url: str
@@ -61,7 +61,7 @@ def in_turn(*replies: Reply) -> Script:
 
 
 @contextmanager
-def scripted_service(script: Script, port: int = 0) -> Iterator[ScriptedService]:
+def stub_http_server(script: Script, port: int = 0) -> Iterator[StubHttpServer]:
     """Serves while the block runs."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -83,7 +83,7 @@ def scripted_service(script: Script, port: int = 0) -> Iterator[ScriptedService]
 
     with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         server.daemon_threads = True
-        service = ScriptedService(f"http://127.0.0.1:{server.server_address[1]}", script)
+        service = StubHttpServer(f"http://127.0.0.1:{server.server_address[1]}", script)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -8,14 +8,14 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.settings import KafkaSettings
 from rollmill.testing.memory_kafka.broker import MemoryBroker
 from rollmill.testing.memory_kafka.consumer import MemoryConsumer
-from rollmill.testing.memory_kafka.network_link import Line
+from rollmill.testing.memory_kafka.network_link import NetworkLink
 from rollmill.testing.memory_kafka.producer import MemoryProducer
 
 
 class MemoryKafkaClients(KafkaClients):
     """What a process is given in the place of `KafkaClients`."""
 
-    def __init__(self, settings: KafkaSettings, broker: MemoryBroker, line: Line) -> None:
+    def __init__(self, settings: KafkaSettings, broker: MemoryBroker, line: NetworkLink) -> None:
         super().__init__(settings)
         self._broker, self._line = broker, line
 

@@ -10,7 +10,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from rollmill.testing.memory_kafka.broker import MemoryBroker
 from rollmill.testing.memory_kafka.log import Entry
-from rollmill.testing.memory_kafka.network_link import Line
+from rollmill.testing.memory_kafka.network_link import NetworkLink
 
 Found = dict[TopicPartition, list[ConsumerRecord]]
 
@@ -18,7 +18,7 @@ Found = dict[TopicPartition, list[ConsumerRecord]]
 class MemoryConsumer:
     """Without a group to rebalance; ``group_id`` is for `committed`."""
 
-    def __init__(self, broker: MemoryBroker, line: Line, group_id: str | None) -> None:
+    def __init__(self, broker: MemoryBroker, line: NetworkLink, group_id: str | None) -> None:
         self._broker, self._line, self._group_id = broker, line, group_id
         self._positions: dict[TopicPartition, int] = {}
         self._highs: dict[TopicPartition, int] = {}

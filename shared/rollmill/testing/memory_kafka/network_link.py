@@ -34,7 +34,7 @@ class ProcessKilledError(BaseException):
     """Raised in a process that is dead, wherever it would go on; no handler of its own stops it."""
 
 
-class Line:
+class NetworkLink:
     """One process's way to the broker. ``seconds``: of one call. ``armed``: the fault of the next call by its name.
 
     Names are ``start``, ``send``, ``offsets``, ``commit``, ``abort``, ``fetch``, and ``look`` for all else that reads.

@@ -15,7 +15,7 @@ from aiokafka.structs import RecordMetadata
 from rollmill.codec import Headers
 from rollmill.testing.memory_kafka.broker import MemoryBroker
 from rollmill.testing.memory_kafka.log import Fate
-from rollmill.testing.memory_kafka.network_link import Line
+from rollmill.testing.memory_kafka.network_link import NetworkLink
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class _Waiting:
 class MemoryProducer:
     """Commits although a send failed; is finished once fenced; its queue is delivered by a task of its own."""
 
-    def __init__(self, broker: MemoryBroker, line: Line, transactional_id: str) -> None:
+    def __init__(self, broker: MemoryBroker, line: NetworkLink, transactional_id: str) -> None:
         self._broker, self._line, self._id = broker, line, transactional_id
         self._epoch = 0
         self._in_transaction = self._finished = False

@@ -1,6 +1,6 @@
 """A small simulated chat world: agents that talk to a model through a template and a toy tokenizer.
 
-What comes in: numbers, one per step, and the `Habits` of those who live there. What comes out: the completion
+What comes in: numbers, one per step, and the `Probabilities` of those who live there. What comes out: the completion
 records of a session, as capture would write them, with the truth beside them. Everything that happens to records in
 the field happens here: several token forms of one text (so that templates re-tokenise replies), edited replies,
 tools, forks, sub-agents, retries, best of n, compaction, stripped thinking, missing ids and log-probs, replies ended
@@ -11,7 +11,7 @@ The same numbers give the same world, and leaving a number out leaves a step out
 """
 
 from rollmill.testing.simulation.delivery import Post, deliver
-from rollmill.testing.simulation.probabilities import HABITS, Habits
+from rollmill.testing.simulation.probabilities import HABITS, Probabilities
 from rollmill.testing.simulation.template import Template
 from rollmill.testing.simulation.tokens import END, decode, encode
 from rollmill.testing.simulation.world import World, some_world, world_of
@@ -19,8 +19,8 @@ from rollmill.testing.simulation.world import World, some_world, world_of
 __all__ = [
     "END",
     "HABITS",
-    "Habits",
     "Post",
+    "Probabilities",
     "Template",
     "World",
     "decode",

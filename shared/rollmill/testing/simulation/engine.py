@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rollmill.testing.samples.sessions import Message
 from rollmill.testing.simulation import tokens
-from rollmill.testing.simulation.probabilities import Habits
+from rollmill.testing.simulation.probabilities import Probabilities
 from rollmill.testing.simulation.rng import chance
 from rollmill.testing.simulation.template import Template, body, parse, tool_call
 
@@ -29,7 +29,7 @@ class Reply:
         return parse(self.body)
 
 
-def reply_to(template: Template, habits: Habits, rng: random.Random) -> Reply:
+def reply_to(template: Template, habits: Probabilities, rng: random.Random) -> Reply:
     """A reply of the policy: thought, text, calls of tools."""
     intended = _intended(habits, rng)
     write: Callable[[str], list[int]] = tokens.encode
@@ -47,7 +47,7 @@ def reply_to(template: Template, habits: Habits, rng: random.Random) -> Reply:
     return Reply((*ids, template.end_of(intended)), tuple(ids), finish)
 
 
-def _intended(habits: Habits, rng: random.Random) -> Message:
+def _intended(habits: Probabilities, rng: random.Random) -> Message:
     message: Message = {"role": "assistant", "content": _words(rng, 0, 5)}
     if chance(rng, habits.thinks):
         message["reasoning_content"] = _words(rng, 1, 12)
@@ -56,7 +56,7 @@ def _intended(habits: Habits, rng: random.Random) -> Message:
     return message
 
 
-def _stopped(ids: list[int], habits: Habits, rng: random.Random) -> Reply:
+def _stopped(ids: list[int], habits: Probabilities, rng: random.Random) -> Reply:
     """The text ends before the stop string "g"; the ids may or may not hold it."""
     kept = ids[: rng.randint(0, len(ids))]
     stop = tokens.encode("g")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Habits:
+class Probabilities:
     """All are probabilities per call unless said otherwise."""
 
     drifts: float = 0.0
@@ -60,13 +60,13 @@ _AGENTS = {
 _TROUBLE = {"edits": 0.1, "loses": 0.05, "fails": 0.08, "aux": 0.08, "odd_clock": 0.1, "other_policy": 0.03}
 _ODDITIES = {"stop_strings": 0.1, "hides_stops": 0.2, "samples_end_inside": 0.05, "odd_template": 0.15, "goes_on": 0.3}
 
-HABITS: dict[str, Habits] = {
-    "calm": Habits(calls_tools=0.3, bumps=0.2),
-    "drifting": Habits(**{**_SAMPLING, "drifts": 0.6, "edits": 0.2, "truncates": 0.2}),
-    "branching": Habits(**_SAMPLING, **{name: 2 * value for name, value in _AGENTS.items()}),
-    "troubled": Habits(**_SAMPLING, **_TROUBLE),
-    "thinking": Habits(**{**_SAMPLING, "thinks": 0.6, "calls_tools": 0.5}, odd_template=0.3),
-    "odd": Habits(**_SAMPLING, **{name: 2 * value for name, value in _ODDITIES.items()}),
-    "wild": Habits(**_SAMPLING, **_AGENTS, **_TROUBLE, **_ODDITIES),
+HABITS: dict[str, Probabilities] = {
+    "calm": Probabilities(calls_tools=0.3, bumps=0.2),
+    "drifting": Probabilities(**{**_SAMPLING, "drifts": 0.6, "edits": 0.2, "truncates": 0.2}),
+    "branching": Probabilities(**_SAMPLING, **{name: 2 * value for name, value in _AGENTS.items()}),
+    "troubled": Probabilities(**_SAMPLING, **_TROUBLE),
+    "thinking": Probabilities(**{**_SAMPLING, "thinks": 0.6, "calls_tools": 0.5}, odd_template=0.3),
+    "odd": Probabilities(**_SAMPLING, **{name: 2 * value for name, value in _ODDITIES.items()}),
+    "wild": Probabilities(**_SAMPLING, **_AGENTS, **_TROUBLE, **_ODDITIES),
 }
 """Named habits, from one agent without any trouble to everything at once."""

@@ -17,7 +17,7 @@ from rollmill.models import (
 )
 from rollmill.testing.samples.sessions import Message, choice, completion
 from rollmill.testing.simulation.engine import Reply
-from rollmill.testing.simulation.probabilities import Habits
+from rollmill.testing.simulation.probabilities import Probabilities
 from rollmill.testing.simulation.rng import chance
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def record_of(
     return record if choices else record.model_copy(update={"choices": ()})
 
 
-def _choice(reply: Reply, index: int, version: PolicyVersion, habits: Habits, rng: random.Random) -> SampledChoice:
+def _choice(
+    reply: Reply, index: int, version: PolicyVersion, habits: Probabilities, rng: random.Random
+) -> SampledChoice:
     ids = None if chance(rng, habits.loses) else reply.ids
     more: dict[str, Any] = {} if reply.stop is None else {"stop_reason": reply.stop}
     if chance(rng, habits.loses):
@@ -73,7 +75,7 @@ def _choice(reply: Reply, index: int, version: PolicyVersion, habits: Habits, rn
     return choice(ids, index=index, logprobs=logprobs, finish=reply.finish, message=message, **more)
 
 
-def _logprobs(ids: Sequence[int] | None, habits: Habits, rng: random.Random) -> list[float] | None:
+def _logprobs(ids: Sequence[int] | None, habits: Probabilities, rng: random.Random) -> list[float] | None:
     if ids is None or chance(rng, habits.loses):
         return None
     found = [-round(rng.random() * 8, 3) for _ in ids]
@@ -82,12 +84,14 @@ def _logprobs(ids: Sequence[int] | None, habits: Habits, rng: random.Random) -> 
     return found
 
 
-def _policy(version: PolicyVersion, choices: Sequence[SampledChoice], habits: Habits, rng: random.Random) -> PolicySpan:
+def _policy(
+    version: PolicyVersion, choices: Sequence[SampledChoice], habits: Probabilities, rng: random.Random
+) -> PolicySpan:
     after = max([version, *(run.version for item in choices for run in item.versions or () if run.version)])
     return PolicySpan(name="other" if chance(rng, habits.other_policy) else "policy", before=version, after=after)
 
 
-def _time(number: int, habits: Habits, rng: random.Random) -> float:
+def _time(number: int, habits: Probabilities, rng: random.Random) -> float:
     if chance(rng, habits.odd_clock):
         return rng.choice((0.0, 100.0, 100.0 + rng.randint(0, number + 3)))
     return 101.0 + number

@@ -10,7 +10,7 @@ from typing import Any
 from rollmill.models import CompletionRecord, PolicyVersion
 from rollmill.testing.samples.sessions import Message, assistant, user
 from rollmill.testing.simulation.engine import Reply, reply_to
-from rollmill.testing.simulation.probabilities import Habits
+from rollmill.testing.simulation.probabilities import Probabilities
 from rollmill.testing.simulation.recording import record_of
 from rollmill.testing.simulation.rng import chance, dice
 from rollmill.testing.simulation.template import Template, parse, tool_call
@@ -33,7 +33,7 @@ class Spot:
 class World:
     """``records`` are what was captured, in the order of the calls; ``served`` the prompts as they really were."""
 
-    habits: Habits
+    habits: Probabilities
     template: Template
     session_id: str = "s1"
     records: list[CompletionRecord] = field(default_factory=list)
@@ -100,7 +100,7 @@ class World:
         return replace(spot, messages=(*spot.messages, sent, *(answers or [user(words(rng, 0, 3))])), begun=())
 
 
-def world_of(steps: Sequence[int], habits: Habits, *, session_id: str = "s1", seed: int = 0) -> World:
+def world_of(steps: Sequence[int], habits: Probabilities, *, session_id: str = "s1", seed: int = 0) -> World:
     """The world in which each number of ``steps`` decides one call; ``seed`` decides on the template."""
     rng = dice(seed)
     flags = [chance(rng, habits.odd_template) for _ in fields(Template)]
@@ -110,7 +110,7 @@ def world_of(steps: Sequence[int], habits: Habits, *, session_id: str = "s1", se
     return world
 
 
-def some_world(habits: Habits, seed: int, calls: int) -> World:
+def some_world(habits: Probabilities, seed: int, calls: int) -> World:
     """A world of ``calls`` calls, all decided by one number."""
     rng = dice(seed)
     return world_of([rng.randrange(2**20) for _ in range(calls)], habits, seed=seed)
@@ -139,7 +139,7 @@ def _tools(rng: random.Random) -> list[Message]:
     return [{"type": "function", "function": {"name": name}} for name in names]
 
 
-def _choices(habits: Habits, rng: random.Random) -> int:
+def _choices(habits: Probabilities, rng: random.Random) -> int:
     return rng.randint(2, 3) if chance(rng, habits.many) else 1
 
 

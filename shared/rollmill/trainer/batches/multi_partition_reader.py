@@ -12,7 +12,7 @@ from rollmill.trainer.batches.reader import BatchReader
 from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler, StepRecords, joined
 
 
-class JoinedReader:
+class MultiPartitionReader:
     """Reads each partition on its own, so that none can crowd out another, and puts their parts together."""
 
     def __init__(

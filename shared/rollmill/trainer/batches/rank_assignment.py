@@ -27,7 +27,7 @@ def return_command(world_size: int, next_step: int | None = None) -> str:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankAssignment:
     """The part of rank ``rank`` of ``ranks`` in steps cut for ``world_size``."""
 
     rank: int
@@ -35,7 +35,7 @@ class Share:
     world_size: int
 
     @classmethod
-    def of(cls, rank: int, ranks: int, world_size: int, next_step: int | None = None) -> Share:
+    def of(cls, rank: int, ranks: int, world_size: int, next_step: int | None = None) -> RankAssignment:
         """Raises OtherWorldSizeError where the ranks do not divide the world size.
 
         ``next_step``: of the checkpoint that is loaded, for the advice.

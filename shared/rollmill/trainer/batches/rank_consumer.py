@@ -17,10 +17,10 @@ from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import ACKS, BATCHES
 from rollmill.trainer.acknowledgement import acknowledgement, closing_records, outgoing
-from rollmill.trainer.batches.multi_partition_reader import JoinedReader
-from rollmill.trainer.batches.rank_assignment import OtherWorldSizeError, Share, return_command
+from rollmill.trainer.batches.multi_partition_reader import MultiPartitionReader
+from rollmill.trainer.batches.rank_assignment import OtherWorldSizeError, RankAssignment, return_command
 from rollmill.trainer.batches.resharding import read_placement
-from rollmill.trainer.batches.staleness_filter import Verdict
+from rollmill.trainer.batches.staleness_filter import FilterResult
 from rollmill.trainer.batches.state import StreamState
 from rollmill.trainer.batches.step_assembly import Expectation, StepRecords
 from rollmill.trainer.committed_offsets import offsets_of, read_committed
@@ -28,14 +28,14 @@ from rollmill.trainer.policy.history import PolicyHistory, read_history
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
 
-class RankSession:
+class RankConsumer:
     """`open` before anything else; `standing` is the position after the last acknowledged step from then on."""
 
     def __init__(
         self,
         settings: KafkaSettings,
         policy: str,
-        share: Share,
+        share: RankAssignment,
         prefetch_steps: int,
         clock: Clock,
         expect: frozenset[str] | None = None,
@@ -52,7 +52,7 @@ class RankSession:
         name = f"{settings.prefix}trainer.{share.rank}"
         self._failpoints = Failpoints.parse(settings.failpoints)
         self._writer = TransactionalWriter(self._clients, name, settings.transaction_timeout_ms, self._failpoints)
-        self._reader: JoinedReader | None = None
+        self._reader: MultiPartitionReader | None = None
         self._head: asyncio.Task[StepRecords] | None = None
         self._stop = asyncio.Event()
         self._state: StreamState | None = None
@@ -102,7 +102,7 @@ class RankSession:
     def stop(self) -> None:
         self._stop.set()
 
-    async def acknowledge(self, records: StepRecords, verdict: Verdict) -> None:
+    async def acknowledge(self, records: StepRecords, verdict: FilterResult) -> None:
         """Outcomes, acknowledgement and position, in one transaction."""
         header, state = records.header, self.standing
         if header.step != state.next_step:
@@ -133,7 +133,7 @@ class RankSession:
         return str(self._reading)
 
     @property
-    def _reading(self) -> JoinedReader:
+    def _reading(self) -> MultiPartitionReader:
         if self._reader is None:
             raise FatalError("the stream is closed")
         return self._reader
@@ -159,7 +159,7 @@ class RankSession:
 
         Raises OtherWorldSizeError where it is for ranks that this trainer's do not divide.
         """
-        share = Share.of(self.share.rank, self.share.ranks, placed.world_size, next_step)
+        share = RankAssignment.of(self.share.rank, self.share.ranks, placed.world_size, next_step)
         return StreamState(
             run=self._settings.run,
             epoch=epoch,
@@ -185,7 +185,7 @@ class RankSession:
         except OtherWorldSizeError as other:
             if self.standing != self._untouched():
                 raise
-            self.share = Share.of(self.share.rank, self.share.ranks, other.found)
+            self.share = RankAssignment.of(self.share.rank, self.share.ranks, other.found)
             self._state = self._untouched()
             await self._close_reader()
             self._reader = await self._reader_from(self._state)
@@ -195,7 +195,7 @@ class RankSession:
         """Make the log agree with a checkpoint: steps above it are taken back, steps below it are acknowledged."""
         if self._placed is not None and wanted.placement < self._placed.placement:
             wanted = await self._translated(wanted, self._placed)
-        share = Share.of(self.share.rank, self.share.ranks, wanted.world_size, wanted.next_step)
+        share = RankAssignment.of(self.share.rank, self.share.ranks, wanted.world_size, wanted.next_step)
         wanted = wanted.narrowed(share)
         wanted.check(run=self._settings.run, share=share)
         self.share = share
@@ -220,7 +220,7 @@ class RankSession:
                 f"the checkpoint is at step {wanted.next_step}, and steps were returned to the batcher only from step "
                 f"{begin.next_step} on: {return_command(self.share.ranks, wanted.next_step)}"
             )
-        self.share = Share.of(self.share.rank, self.share.ranks, placed.world_size)
+        self.share = RankAssignment.of(self.share.rank, self.share.ranks, placed.world_size)
         self._committed = self._committed or begin
         passed = await self._steps(begin, ahead)
         here = passed[-1].offsets if passed else {int(number): offset for number, offset in begin.offsets.items()}
@@ -255,10 +255,10 @@ class RankSession:
     async def _read_from(self, state: StreamState) -> None:
         """Raises ConfigurationError where the state is of other partitions than this rank's."""
         await self._stop_reading()
-        self.share = Share.of(self.share.rank, self.share.ranks, state.world_size)
+        self.share = RankAssignment.of(self.share.rank, self.share.ranks, state.world_size)
         self._reader = await self._reader_from(state)
 
-    async def _reader_from(self, state: StreamState) -> JoinedReader:
+    async def _reader_from(self, state: StreamState) -> MultiPartitionReader:
         offsets = state.check(run=self._settings.run, share=self.share)
         expected = {
             number: Expectation(
@@ -272,7 +272,7 @@ class RankSession:
             )
             for number in self.share.partitions
         }
-        reader = JoinedReader(self._clients, self._topic, expected, state.next_step, self._prefetch_steps)
+        reader = MultiPartitionReader(self._clients, self._topic, expected, state.next_step, self._prefetch_steps)
         await reader.start(offsets)
         return reader
 

@@ -31,7 +31,7 @@ class StaleAction(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FilterResult:
     """What of a step is trained."""
 
     version: PolicyVersion
@@ -51,19 +51,19 @@ class Verdict:
         return self.kept.count(False)
 
 
-def judge(
+def filter_step(
     header: BatchHeader, current: PolicyVersion, forks: Mapping[int, int], action: StaleAction = StaleAction.MASK
-) -> Verdict:
+) -> FilterResult:
     """The step of ``header`` seen by a trainer that holds ``current``. The limit is inclusive.
 
     ``forks``: the version from which each later epoch went on; it must know all epochs up to the current one.
     """
     fresh = [_is_fresh(header, row, current, forks) for row in header.table]
     if all(fresh):
-        return Verdict(current, tuple(fresh), header.denominators)
+        return FilterResult(current, tuple(fresh), header.denominators)
     kept = fresh if action is StaleAction.MASK else [False] * len(fresh)
     rows = [row for row, keep in zip(header.table, kept, strict=True) if keep]
-    return Verdict(current, tuple(kept), denominators(rows, header.loss_weighting))
+    return FilterResult(current, tuple(kept), denominators(rows, header.loss_weighting))
 
 
 def _is_fresh(header: BatchHeader, row: TraceRow, current: PolicyVersion, forks: Mapping[int, int]) -> bool:

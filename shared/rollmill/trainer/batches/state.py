@@ -9,7 +9,7 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from rollmill.errors import ConfigurationError
 from rollmill.models import Identifier, Record
-from rollmill.trainer.batches.rank_assignment import Share
+from rollmill.trainer.batches.rank_assignment import RankAssignment
 
 
 class StreamState(Record):
@@ -36,7 +36,7 @@ class StreamState(Record):
         except ValidationError as error:
             raise ConfigurationError(f"this is no state of a batch stream: {error}") from error
 
-    def check(self, *, run: str, share: Share) -> dict[int, int]:
+    def check(self, *, run: str, share: RankAssignment) -> dict[int, int]:
         """The offsets to go on from; raises ConfigurationError where the state belongs to another stream."""
         if self.run != run:
             raise ConfigurationError(f"the state belongs to run {self.run!r}, this stream reads run {run!r}")
@@ -61,7 +61,7 @@ class StreamState(Record):
         offsets = {number: offset for each in states for number, offset in each.offsets.items()}
         return first.replace(offsets=offsets)
 
-    def narrowed(self, share: Share) -> Self:
+    def narrowed(self, share: RankAssignment) -> Self:
         """With the partitions of one rank alone."""
         kept = {number: offset for number, offset in self.offsets.items() if int(number) in share.partitions}
         return self.replace(offsets=kept)

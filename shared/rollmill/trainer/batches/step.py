@@ -14,11 +14,11 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import BatchHeader, Denominators, PolicyVersion
 from rollmill.trainer.batches.mini_batch import MiniBatch
 from rollmill.trainer.batches.minibatch_split import divide
-from rollmill.trainer.batches.staleness_filter import Verdict, denominators
+from rollmill.trainer.batches.staleness_filter import FilterResult, denominators
 from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.layouts.arrays import PackedArrays, pack
 from rollmill.trainer.layouts.micro_batch import micro_batch
-from rollmill.trainer.layouts.safetensors_reader import WireBatch
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch
 
 if TYPE_CHECKING:
     from rollmill.trainer.layouts.micro_batch import MicroBatch
@@ -33,7 +33,7 @@ class Step:
     """
 
     records: StepRecords
-    verdict: Verdict
+    verdict: FilterResult
     _acknowledge: Callable[[Step], None] = field(repr=False)
 
     @property
@@ -117,7 +117,7 @@ class Step:
         """
         self._acknowledge(self)
 
-    def _kept(self, batch: WireBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _kept(self, batch: PackedBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """[N] by the table's verdict; a filler's traces are never trained."""
         rows = batch.trace_index
         if batch.header.filler or not self.verdict.kept:

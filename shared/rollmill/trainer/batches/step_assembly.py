@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from rollmill.errors import ConfigurationError, FatalError
 from rollmill.models import BatchHeader
 from rollmill.trainer.batches.rank_assignment import OtherWorldSizeError
-from rollmill.trainer.layouts.safetensors_reader import WireBatch
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch
 
 
 @dataclass(frozen=True)
 class StepRecords:
     """All micro-batches of one step for one reader, whole partition after whole partition."""
 
-    batches: tuple[WireBatch, ...]
+    batches: tuple[PackedBatch, ...]
     offsets: Mapping[int, int]
     """By partition the offset after the last of them."""
 
@@ -97,10 +97,10 @@ class StepAssembler:
 
     def __init__(self, expectation: Expectation, next_step: int) -> None:
         self._expectation = expectation
-        self._parts: list[WireBatch] = []
+        self._parts: list[PackedBatch] = []
         self.next_step = next_step
 
-    def feed(self, offset: int, batch: WireBatch) -> StepRecords | None:
+    def feed(self, offset: int, batch: PackedBatch) -> StepRecords | None:
         """The step that this record completes, else None, also for a void record.
 
         Raises ConfigurationError (OtherWorldSizeError) where the batch is not meant for this stream, FatalError where

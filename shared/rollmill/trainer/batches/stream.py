@@ -12,14 +12,14 @@ from rollmill.errors import ConfigurationError, InvalidInputError, RetryableErro
 from rollmill.models import BatchHeader, PolicyVersion
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings
-from rollmill.trainer.batches.rank_assignment import Share
-from rollmill.trainer.batches.rank_consumer import RankSession
-from rollmill.trainer.batches.staleness_filter import StaleAction, Verdict, judge, unknown_epochs
+from rollmill.trainer.batches.rank_assignment import RankAssignment
+from rollmill.trainer.batches.rank_consumer import RankConsumer
+from rollmill.trainer.batches.staleness_filter import FilterResult, StaleAction, filter_step, unknown_epochs
 from rollmill.trainer.batches.state import StreamState
 from rollmill.trainer.batches.step import Step
 from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.consumer_mode import refuse_other_hand_over
-from rollmill.trainer.event_loop_thread import LoopThread
+from rollmill.trainer.event_loop_thread import EventLoopThread
 
 
 class NoBatch(RetryableError):  # noqa: N818  # a short name for what a training loop catches
@@ -31,7 +31,7 @@ class _Open:
     """A step that is not acknowledged yet; ``step`` is None where nothing of it was left to train."""
 
     records: StepRecords
-    verdict: Verdict
+    verdict: FilterResult
     step: Step | None
 
 
@@ -77,10 +77,10 @@ class BatchStream:
             )
         refuse_other_hand_over(settings, "batches", "BatchStream")
         self._rank, self._run = rank, settings.run
-        share = Share(rank, world_size, world_size)
+        share = RankAssignment(rank, world_size, world_size)
         wanted = None if expect is None else frozenset((expect,) if isinstance(expect, str) else expect)
-        self._session = RankSession(settings, policy, share, prefetch_steps, clock or SystemClock(), wanted)
-        self._loop = LoopThread(f"rollmill-batches-{rank}")
+        self._session = RankConsumer(settings, policy, share, prefetch_steps, clock or SystemClock(), wanted)
+        self._loop = EventLoopThread(f"rollmill-batches-{rank}")
         self._stale = StaleAction(stale)
         self._timeout = timeout
         self._open_steps: deque[_Open] = deque()
@@ -116,7 +116,7 @@ class BatchStream:
             records = self._await_step(wait)
             if records is None:
                 return
-            step = self._hand_over(records, _told(version()))
+            step = self._hand_over(records, _parse_version(version()))
             if step is not None:
                 yield step
 
@@ -175,7 +175,7 @@ class BatchStream:
         )
 
     def _hand_over(self, records: StepRecords, version: PolicyVersion) -> Step | None:
-        verdict = judge(records.header, version, self._forks_for(records.header, version), self._stale)
+        verdict = filter_step(records.header, version, self._forks_for(records.header, version), self._stale)
         step = None if verdict.empty else Step(records, verdict, self._acknowledge)
         self._session.take()
         self._newest = version
@@ -195,7 +195,7 @@ class BatchStream:
             )
         return forks
 
-    def _count(self, header: BatchHeader, verdict: Verdict) -> None:
+    def _count(self, header: BatchHeader, verdict: FilterResult) -> None:
         self._counts["steps_skipped" if verdict.empty else "steps_handed_over"] += 1
         for row, kept in zip(header.table, verdict.kept, strict=True):
             if row.rank in self._session.share.partitions and not kept:
@@ -226,7 +226,7 @@ class BatchStream:
         self._counts["steps_acknowledged"] += 1
 
 
-def _told(version: object) -> PolicyVersion:
+def _parse_version(version: object) -> PolicyVersion:
     """A number alone does not say which epoch it is of."""
     if isinstance(version, tuple | list) and len(version) == 2:  # noqa: PLR2004  # epoch and version
         return PolicyVersion(*version)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rollmill.models.extras import missing
 from rollmill.trainer.layouts.returns import returns
-from rollmill.trainer.layouts.safetensors_reader import WireBatch
+from rollmill.trainer.layouts.safetensors_reader import PackedBatch
 
 Side = Literal["left", "right"]
 
@@ -95,7 +95,7 @@ class PaddedArrays:
     extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
-def pack(batch: WireBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
+def pack(batch: PackedBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
     """Widened packed arrays. ``kept`` [N]: false clears the trace's mask and weights, its tokens stay as they are.
 
     What needs no widening is a view of the message's own bytes.

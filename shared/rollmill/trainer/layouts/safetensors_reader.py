@@ -26,7 +26,7 @@ _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True)
-class WireBatch:
+class PackedBatch:
     """Header and arrays of one micro-batch; dtypes, shapes and meanings as in `rollmill.models.TENSORS`.
 
     The arrays are read-only views of the message's own bytes.
@@ -104,7 +104,7 @@ def _extra(name: str, layout: Mapping[str, _Entry], data: memoryview) -> Extra:
     return Extra(_view(dtype, EXTRA + name, entry, data), where)
 
 
-def read_batch(value: bytes) -> WireBatch:
+def read_batch(value: bytes) -> PackedBatch:
     """The micro-batch in a record's value.
 
     Raises PoisonRecordError ``malformed`` (no safetensors), or ``invalid`` (a tensor is missing, has another dtype or
@@ -116,7 +116,7 @@ def read_batch(value: bytes) -> WireBatch:
     missing = set(TENSORS) - OPTIONAL - set(arrays)
     if missing:
         raise PoisonRecordError("invalid", f"tensors are missing: {', '.join(sorted(missing))}")
-    batch = WireBatch(header=header, extras=extras, **arrays)
+    batch = PackedBatch(header=header, extras=extras, **arrays)
     _check(batch)
     return batch
 
@@ -160,7 +160,7 @@ def _view(form: str, name: str, entry: _Entry, data: memoryview) -> npt.NDArray[
         raise PoisonRecordError("malformed", f"{name}: {error}") from error
 
 
-def _check(batch: WireBatch) -> None:
+def _check(batch: PackedBatch) -> None:
     for name, (wanted, _) in TENSORS.items():
         array = getattr(batch, name)
         if array is not None and not _fits(array.shape, wanted, batch):
@@ -176,7 +176,7 @@ def _check(batch: WireBatch) -> None:
         raise PoisonRecordError("invalid", "cu_seqlens, runs or trace_index point outside the batch")
 
 
-def _fits(shape: tuple[int, ...], wanted: str, batch: WireBatch) -> bool:
+def _fits(shape: tuple[int, ...], wanted: str, batch: PackedBatch) -> bool:
     traces, runs = len(batch.cu_seqlens) - 1, len(batch.turn_ids)
     known = {"T": len(batch.input_ids), "N": traces, "N + 1": traces + 1, "U": runs}
     sizes = wanted.partition("[")[2].rstrip("]").split(", ")
@@ -186,7 +186,7 @@ def _fits(shape: tuple[int, ...], wanted: str, batch: WireBatch) -> bool:
     )
 
 
-def _bounds_hold(batch: WireBatch) -> bool:
+def _bounds_hold(batch: PackedBatch) -> bool:
     """Sequences tile [T], runs cover [T], and every trace names a row of the table and a group (-1: a filler's)."""
     tokens, bounds = len(batch.input_ids), batch.cu_seqlens
     tiled = bool(len(bounds) and bounds[0] == 0 and bounds[-1] == tokens and (np.diff(bounds) >= 0).all())

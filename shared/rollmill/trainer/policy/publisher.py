@@ -13,7 +13,7 @@ from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import POLICIES
 from rollmill.trainer.acknowledgement import outgoing
-from rollmill.trainer.event_loop_thread import LoopThread
+from rollmill.trainer.event_loop_thread import EventLoopThread
 from rollmill.trainer.policy.capture_client import Captures
 from rollmill.trainer.policy.history import PolicyHistory, read_history
 from rollmill.trainer.transactional_writer import TransactionalWriter
@@ -42,7 +42,7 @@ class PolicyPublisher:
         self._clients = KafkaClients(self._settings)
         name = f"{self._settings.prefix}policy.{policy}"
         self._writer = TransactionalWriter(self._clients, name, self._settings.transaction_timeout_ms)
-        self._loop = LoopThread(f"rollmill-policy-{policy}")
+        self._loop = EventLoopThread(f"rollmill-policy-{policy}")
         self._known: PolicyHistory | None = None
 
     def __enter__(self) -> Self:

@@ -24,7 +24,7 @@ from rollmill.settings import KafkaSettings
 from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES
 from rollmill.trainer.acknowledgement import outgoing
 from rollmill.trainer.committed_offsets import list_committed
-from rollmill.trainer.trajectories.offset_watermark import Place
+from rollmill.trainer.trajectories.offset_watermark import OffsetWatermark
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
 POLL_MS = 200
@@ -48,7 +48,7 @@ class Read:
     trajectory: Trajectory
 
 
-class TrajectorySession:
+class TrajectoryConsumer:
     """Reads some partitions; ``writer`` None reads only."""
 
     def __init__(self, settings: KafkaSettings, partitions: Sequence[int], writer: TransactionalWriter | None) -> None:
@@ -61,7 +61,7 @@ class TrajectorySession:
         self._records: AsyncIterator[Read] | None = None
         self._pending: asyncio.Task[Read] | None = None
         self._stop = asyncio.Event()
-        self.places = {number: Place() for number in partitions}
+        self.places = {number: OffsetWatermark() for number in partitions}
         self._open: dict[int, set[int]] = {number: set() for number in partitions}
         self._position = dict.fromkeys(partitions, 0)
 
@@ -69,7 +69,7 @@ class TrajectorySession:
     def is_open(self) -> bool:
         return self._consumer is not None
 
-    async def open(self, places: Mapping[int, Place] | None = None) -> None:
+    async def open(self, places: Mapping[int, OffsetWatermark] | None = None) -> None:
         """Take over and read from ``places``, else from what is committed, else from the beginning.
 
         Raises ConfigurationError where a batcher takes this prefix's trajectories, FatalError without a broker.
@@ -157,10 +157,10 @@ class TrajectorySession:
         }
         await writer.write([], places)
 
-    async def _committed(self, group_id: str) -> dict[int, Place]:
+    async def _committed(self, group_id: str) -> dict[int, OffsetWatermark]:
         found = await list_committed(self._clients, group_id, self._topic)
         return {
-            number: Place(next_offset=offset, **orjson.loads(metadata or "{}"))
+            number: OffsetWatermark(next_offset=offset, **orjson.loads(metadata or "{}"))
             for number, (offset, metadata) in found.items()
             if number in self.places
         }

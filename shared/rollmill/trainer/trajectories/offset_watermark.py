@@ -16,7 +16,7 @@ class TooManyGapsError(InvalidInputError):
     """More is finished above an open offset than a commit can say."""
 
 
-class Place(Record):
+class OffsetWatermark(Record):
     """Everything below ``next_offset`` is finished, and so is ``done``."""
 
     next_offset: int = 0

@@ -16,9 +16,9 @@ from rollmill.topics import TRAJECTORIES
 from rollmill.trainer.acknowledgement import STAGE
 from rollmill.trainer.batches.stream import NoBatch
 from rollmill.trainer.consumer_mode import refuse_other_hand_over
-from rollmill.trainer.event_loop_thread import LoopThread
-from rollmill.trainer.trajectories.consumer import At, Read, TrajectorySession
-from rollmill.trainer.trajectories.offset_watermark import Place, TooManyGapsError
+from rollmill.trainer.event_loop_thread import EventLoopThread
+from rollmill.trainer.trajectories.consumer import At, Read, TrajectoryConsumer
+from rollmill.trainer.trajectories.offset_watermark import OffsetWatermark, TooManyGapsError
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
 
@@ -83,8 +83,8 @@ class TrajectoryStream:
         name = f"{self._settings.prefix}trainer.{rank}"
         timeout_ms = self._settings.transaction_timeout_ms
         writer = TransactionalWriter(KafkaClients(self._settings), name, timeout_ms) if record else None
-        self._session = TrajectorySession(self._settings, range(rank, count, world_size), writer)
-        self._loop = LoopThread(f"rollmill-trajectories-{rank}")
+        self._session = TrajectoryConsumer(self._settings, range(rank, count, world_size), writer)
+        self._loop = EventLoopThread(f"rollmill-trajectories-{rank}")
         self._handed: dict[int, Rollout] = {}
         self._passed: list[Closing] = []
         """What cannot train and came while a rollout was in hand: finished with the next word on one."""
@@ -257,8 +257,8 @@ class TrajectoryStream:
             )
 
 
-def _places(state: dict[str, Any]) -> dict[int, Place]:
+def _places(state: dict[str, Any]) -> dict[int, OffsetWatermark]:
     try:
-        return {int(number): Place.model_validate(place) for number, place in state["places"].items()}
+        return {int(number): OffsetWatermark.model_validate(place) for number, place in state["places"].items()}
     except (KeyError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"this is no state of a trajectory stream: {error}") from error

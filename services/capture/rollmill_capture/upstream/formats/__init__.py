@@ -11,9 +11,9 @@
 | `stream`, `tool_calls`, `items` | what streams share: their ends, the pieces of calls, replies without ids |
 | `logprobs`, `details` | ids and log-probs per token, with every way they can be missing; and taking them out |
 | `oddities` | signs of a parser that failed |
-| `reading` | what all formats come down to: a `Reading` |
+| `reading` | what all formats come down to: a `ParsedReply` |
 """
 
-from rollmill_capture.upstream.formats.parsed_reply import ReadChoice, Reading
+from rollmill_capture.upstream.formats.parsed_reply import ParsedChoice, ParsedReply
 
-__all__ = ["ReadChoice", "Reading"]
+__all__ = ["ParsedChoice", "ParsedReply"]

@@ -22,17 +22,17 @@ from rollmill_capture.upstream.formats.logprobs import (
     logprob_of,
     sampled_ids,
 )
-from rollmill_capture.upstream.formats.parsed_reply import Ids, Incomplete, ReadChoice, Reading
+from rollmill_capture.upstream.formats.parsed_reply import Ids, Incomplete, ParsedChoice, ParsedReply
 
 UNSET_VERSION = "default"
 """SGLang's weight version before a trainer has stamped one: unknown, and not version 0."""
 
 
-def read_body(body: Any, prompt_ids: Ids | None = None) -> Reading:
+def read_body(body: Any, prompt_ids: Ids | None = None) -> ParsedReply:
     """What a whole answer says. ``body`` is parsed JSON of any kind; ``prompt_ids``: what the request gave as ids."""
     error = error_of(body)
     if error is not None:
-        return Reading(incomplete="error_frame", error=error)
+        return ParsedReply(incomplete="error_frame", error=error)
     root, choices = RootSoFar(sent=prompt_ids), []
     if isinstance(body, dict):
         found = choices_of(body)
@@ -47,7 +47,7 @@ def _indexed(choices: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
     return sorted(by_index.items()) if len(by_index) == len(choices) else list(enumerate(choices))
 
 
-def _whole(index: int, choice: dict[str, Any]) -> ReadChoice:
+def _whole(index: int, choice: dict[str, Any]) -> ParsedChoice:
     so_far = ChoiceSoFar(index)
     so_far.add(choice)
     return so_far.reading(_message(choice))
@@ -115,8 +115,8 @@ class ChoiceSoFar:
             stop = extra(piece, "matched_stop") if stop is None else stop
             self.stop_reason = stop if isinstance(stop, (int, str)) else None
 
-    def reading(self, message: bytes | None) -> ReadChoice:
-        return ReadChoice(
+    def reading(self, message: bytes | None) -> ParsedChoice:
+        return ParsedChoice(
             index=self.index,
             token_ids=as_ids(self.ids),
             logprobs=None if self.logprobs is None else np.array(self.logprobs, dtype=np.float32),
@@ -191,9 +191,9 @@ class RootSoFar:
         return self.sent if self.prompt_ids is None else as_prompt(self.prompt_ids)
 
     def reading(
-        self, choices: tuple[ReadChoice, ...], incomplete: Incomplete | None, error: str | None = None
-    ) -> Reading:
-        return Reading(
+        self, choices: tuple[ParsedChoice, ...], incomplete: Incomplete | None, error: str | None = None
+    ) -> ParsedReply:
+        return ParsedReply(
             choices=choices,
             prompt_ids=self._prompt(),
             sent_ids=self.sent,

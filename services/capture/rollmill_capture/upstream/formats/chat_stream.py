@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from rollmill_capture.upstream.formats.chat import ChoiceSoFar, RootSoFar, choices_of, index_of
-from rollmill_capture.upstream.formats.parsed_reply import Ids, Incomplete, Reading
+from rollmill_capture.upstream.formats.parsed_reply import Ids, Incomplete, ParsedReply
 from rollmill_capture.upstream.formats.stream import Assembler
 from rollmill_capture.upstream.formats.tool_calls import CallsSoFar
 
@@ -45,7 +45,7 @@ class ChatAssembler(Assembler):
         ends = [choice.finish_reason is not None for choice in self._choices.values()]
         return len(ends) >= self._expected and all(ends)
 
-    def _reading(self, why: Incomplete | None, error: str | None) -> Reading:
+    def _reading(self, why: Incomplete | None, error: str | None) -> ParsedReply:
         choices = (choice.reading(self._message(index)) for index, choice in sorted(self._choices.items()))
         return self._root.reading(tuple(choices), why, error)
 

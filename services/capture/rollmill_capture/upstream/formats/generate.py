@@ -17,11 +17,11 @@ import orjson
 
 from rollmill_capture.upstream.formats.chat import UNSET_VERSION
 from rollmill_capture.upstream.formats.logprobs import as_ids, logprob_of
-from rollmill_capture.upstream.formats.parsed_reply import Ids, Incomplete, ReadChoice, Reading
+from rollmill_capture.upstream.formats.parsed_reply import Ids, Incomplete, ParsedChoice, ParsedReply
 from rollmill_capture.upstream.formats.stream import Assembler
 
 
-def read_body(body: Any, prompt_ids: Ids | None = None) -> Reading:
+def read_body(body: Any, prompt_ids: Ids | None = None) -> ParsedReply:
     """What a whole answer says: one object, or a list of them where several samples were asked for."""
     assembler = GenerateAssembler(len(body) if isinstance(body, list) else 1, prompt_ids)
     pieces = body if isinstance(body, list) else [body]
@@ -56,9 +56,9 @@ class GenerateAssembler(Assembler):
         ends = [sample.finish_reason is not None for sample in self._samples.values()]
         return len(ends) >= self._expected and all(ends)
 
-    def _reading(self, why: Incomplete | None, error: str | None) -> Reading:
+    def _reading(self, why: Incomplete | None, error: str | None) -> ParsedReply:
         samples = [sample for _, sample in sorted(self._samples.items())]
-        return Reading(
+        return ParsedReply(
             choices=tuple(sample.reading() for sample in samples),
             prompt_ids=self._prompt_ids,
             usage=_usage(samples),
@@ -129,11 +129,11 @@ class _Sample:
             matched = reason.get("matched")
             self.stop_reason = matched if isinstance(matched, (int, str)) else None
 
-    def reading(self) -> ReadChoice:
+    def reading(self) -> ParsedChoice:
         pairs = self._pairs()
         ids = [pair[1] for pair in pairs] if self.ids.items is None and pairs else self.ids.items
         token_ids = as_ids(ids) if self.ids.whole else None
-        return ReadChoice(
+        return ParsedChoice(
             index=self.index,
             token_ids=token_ids,
             logprobs=_logprobs(token_ids, pairs),

@@ -7,19 +7,19 @@ from typing import Any
 import orjson
 
 from rollmill_capture.upstream.formats.chat import error_of
-from rollmill_capture.upstream.formats.parsed_reply import Incomplete, Reading
-from rollmill_capture.upstream.formats.reply_items import ReplySoFar
+from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ParsedReply
+from rollmill_capture.upstream.formats.reply_items import ReplyItems
 from rollmill_capture.upstream.formats.stream import Assembler
 
 
-def read_body(body: Any, _prompt_ids: object = None) -> Reading:
+def read_body(body: Any, _prompt_ids: object = None) -> ParsedReply:
     """What a whole answer says. A tool's input is an object here, so the spacing of what was sampled is lost."""
     error = error_of(body)
     if error is not None:
-        return Reading(incomplete="error_frame", error=error)
+        return ParsedReply(incomplete="error_frame", error=error)
     if not isinstance(body, dict) or not isinstance(body.get("content"), list):
-        return Reading(incomplete="no_choices")
-    reply = ReplySoFar()
+        return ParsedReply(incomplete="no_choices")
+    reply = ReplyItems()
     _begin(reply, body)
     for place, block in enumerate(body["content"]):
         if isinstance(block, dict):
@@ -28,12 +28,12 @@ def read_body(body: Any, _prompt_ids: object = None) -> Reading:
     return reply.reading(None)
 
 
-def _begin(reply: ReplySoFar, message: dict[str, Any]) -> None:
+def _begin(reply: ReplyItems, message: dict[str, Any]) -> None:
     reply.model = message.get("model") if isinstance(message.get("model"), str) else None
     reply.add_usage(message.get("usage"))
 
 
-def _add_block(reply: ReplySoFar, place: int, block: dict[str, Any]) -> None:
+def _add_block(reply: ReplyItems, place: int, block: dict[str, Any]) -> None:
     kind = block.get("type")
     if kind == "text":
         reply.texts.append(str(block.get("text") or ""))
@@ -44,7 +44,7 @@ def _add_block(reply: ReplySoFar, place: int, block: dict[str, Any]) -> None:
         reply.begin_call(place, block.get("id"), block.get("name"), orjson.dumps(given).decode() if given else "")
 
 
-def _end(reply: ReplySoFar, ending: dict[str, Any]) -> None:
+def _end(reply: ReplyItems, ending: dict[str, Any]) -> None:
     reason, sequence = ending.get("stop_reason"), ending.get("stop_sequence")
     reply.finish_reason = reason if isinstance(reason, str) else reply.finish_reason
     reply.stop_reason = sequence if isinstance(sequence, str) else reply.stop_reason
@@ -55,7 +55,7 @@ class MessagesAssembler(Assembler):
 
     def __init__(self, _expected: int = 1, _prompt_ids: object = None) -> None:
         super().__init__()
-        self._reply = ReplySoFar()
+        self._reply = ReplyItems()
         self._finished = False
 
     @property
@@ -75,7 +75,7 @@ class MessagesAssembler(Assembler):
         else:
             self._block(kind, chunk)
 
-    def _reading(self, why: Incomplete | None, error: str | None) -> Reading:
+    def _reading(self, why: Incomplete | None, error: str | None) -> ParsedReply:
         return self._reply.reading(why, error)
 
     def _block(self, kind: Any, event: dict[str, Any]) -> None:

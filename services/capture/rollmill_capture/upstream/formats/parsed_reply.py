@@ -17,7 +17,7 @@ stream, or no JSON; a frame that is no JSON object; an answer without choices.""
 
 
 @dataclass(frozen=True)
-class ReadChoice:
+class ParsedChoice:
     """One sampled reply. ``token_ids`` [n] int32; ``logprobs`` [n] float32 at token, NaN where it is unknown."""
 
     index: int
@@ -50,10 +50,10 @@ class ReadChoice:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParsedReply:
     """One call's answer."""
 
-    choices: tuple[ReadChoice, ...] = ()
+    choices: tuple[ParsedChoice, ...] = ()
     prompt_ids: Ids | None = None
     """[p] int32; None: the engine gave none."""
     sent_ids: Ids | None = None
@@ -81,13 +81,13 @@ class Reading:
         """Number of sampled token ids, over all choices."""
         return sum(choice.tokens for choice in self.choices)
 
-    def untrainable(self, choice: ReadChoice) -> str | None:
+    def untrainable(self, choice: ParsedChoice) -> str | None:
         """Why ``choice`` must not be trained; None: it may be."""
         return (
             self.incomplete or self._missing_ids(choice) or self._other_prompt() or self._miscounted() or choice.unfit
         )
 
-    def _missing_ids(self, choice: ReadChoice) -> str | None:
+    def _missing_ids(self, choice: ParsedChoice) -> str | None:
         if choice.token_ids is None:
             return "no_ids" if self.prompt_ids is None else "completion_ids_missing"
         if self.prompt_ids is None:

@@ -18,7 +18,7 @@ MARKUP = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=", "<|python_
 THOUGHT_ENDS = "</think>"
 
 
-def oddities(message: bytes | None) -> list[str]:
+def parser_failures(message: bytes | None) -> list[str]:
     """The signs in one assistant message (JSON) of a request that gave tools."""
     whole = orjson.loads(message) if message else None
     if not isinstance(whole, dict):

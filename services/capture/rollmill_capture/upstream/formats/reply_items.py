@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ReadChoice, Reading
+from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ParsedChoice, ParsedReply
 
 
 @dataclass
-class ReplySoFar:
+class ReplyItems:
     """A reply of one choice; ``reading`` is what is known of it by now."""
 
     texts: list[str] = field(default_factory=list)
@@ -43,11 +43,11 @@ class ReplySoFar:
         new = [count if type(count) is int and count >= 0 else old for count, old in zip(given, before, strict=True)]
         self.usage = (new[0], new[1])
 
-    def reading(self, incomplete: Incomplete | None, error: str | None = None) -> Reading:
-        choice = ReadChoice(
+    def reading(self, incomplete: Incomplete | None, error: str | None = None) -> ParsedReply:
+        choice = ParsedChoice(
             index=0, message=self._message(), finish_reason=self.finish_reason, stop_reason=self.stop_reason
         )
-        return Reading(choices=(choice,), usage=self.usage, model=self.model, incomplete=incomplete, error=error)
+        return ParsedReply(choices=(choice,), usage=self.usage, model=self.model, incomplete=incomplete, error=error)
 
     def _message(self) -> bytes:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts) or None}

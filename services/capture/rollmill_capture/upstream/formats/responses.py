@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from rollmill_capture.upstream.formats.chat import error_of
-from rollmill_capture.upstream.formats.parsed_reply import Incomplete, Reading
-from rollmill_capture.upstream.formats.reply_items import ReplySoFar
+from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ParsedReply
+from rollmill_capture.upstream.formats.reply_items import ReplyItems
 from rollmill_capture.upstream.formats.stream import Assembler
 
 ENDS = {"response.completed", "response.incomplete"}
@@ -18,18 +18,18 @@ FINISH = {"max_output_tokens": "length"}
 """Why a response is incomplete, in the words of chat completions."""
 
 
-def read_body(body: Any, _prompt_ids: object = None) -> Reading:
+def read_body(body: Any, _prompt_ids: object = None) -> ParsedReply:
     """What a whole answer says."""
     error = error_of(body)
     if error is not None:
-        return Reading(incomplete="error_frame", error=error)
+        return ParsedReply(incomplete="error_frame", error=error)
     if not isinstance(body, dict) or not isinstance(body.get("output"), list):
-        return Reading(incomplete="no_choices")
+        return ParsedReply(incomplete="no_choices")
     return _whole(body).reading(None)
 
 
-def _whole(body: dict[str, Any]) -> ReplySoFar:
-    reply = ReplySoFar(model=body.get("model") if isinstance(body.get("model"), str) else None)
+def _whole(body: dict[str, Any]) -> ReplyItems:
+    reply = ReplyItems(model=body.get("model") if isinstance(body.get("model"), str) else None)
     for place, item in enumerate(body.get("output") or ()):
         if isinstance(item, dict):
             _add_item(reply, place, item)
@@ -40,7 +40,7 @@ def _whole(body: dict[str, Any]) -> ReplySoFar:
     return reply
 
 
-def _add_item(reply: ReplySoFar, place: int, item: dict[str, Any]) -> None:
+def _add_item(reply: ReplyItems, place: int, item: dict[str, Any]) -> None:
     kind = item.get("type")
     if kind == "function_call":
         reply.begin_call(place, item.get("call_id"), item.get("name"), str(item.get("arguments") or ""))
@@ -57,7 +57,7 @@ class ResponsesAssembler(Assembler):
 
     def __init__(self, _expected: int = 1, _prompt_ids: object = None) -> None:
         super().__init__()
-        self._reply = ReplySoFar()
+        self._reply = ReplyItems()
 
     @property
     def finished(self) -> bool:
@@ -77,7 +77,7 @@ class ResponsesAssembler(Assembler):
         else:
             self._piece(str(kind), chunk)
 
-    def _reading(self, why: Incomplete | None, error: str | None) -> Reading:
+    def _reading(self, why: Incomplete | None, error: str | None) -> ParsedReply:
         return self._reply.reading(why, error)
 
     def _piece(self, kind: str, event: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from rollmill_capture.upstream.formats.chat import error_of
-from rollmill_capture.upstream.formats.parsed_reply import Incomplete, Reading
+from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ParsedReply
 
 
 class Assembler(ABC):
@@ -41,7 +41,7 @@ class Assembler(ABC):
     def finished(self) -> bool:
         """Every choice that was asked for has come to its end."""
 
-    def reading(self) -> Reading:
+    def reading(self) -> ParsedReply:
         """What the stream has said, taken as ended here."""
         why, error = self._failure or (self._unfinished(), None)
         return self._reading(why, error)
@@ -58,4 +58,4 @@ class Assembler(ABC):
     def _add(self, chunk: dict[str, Any]) -> None: ...
 
     @abstractmethod
-    def _reading(self, why: Incomplete | None, error: str | None) -> Reading: ...
+    def _reading(self, why: Incomplete | None, error: str | None) -> ParsedReply: ...

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rollmill_capture.upstream.formats.wire_format import CHAT, COMPLETIONS, GENERATE, TOKENS, Wire
+from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS, GENERATE, TOKENS, UpstreamFormat
 
 
 class EngineKind(StrEnum):
@@ -52,7 +52,7 @@ class Capability:
     ids: bool | None = None
     """Whether chat answers say all that training needs; None: nobody has looked."""
 
-    def streams(self, wire: Wire, fields: dict[str, Any]) -> bool:
+    def streams(self, wire: UpstreamFormat, fields: dict[str, Any]) -> bool:
         """Whether a stream for the client is a stream of the engine."""
         if wire is not CHAT:
             return True
@@ -61,7 +61,7 @@ class Capability:
         return self.streams_ids and self.kind is not EngineKind.SGLANG
 
 
-def ask(kind: EngineKind, wire: Wire, fields: dict[str, Any]) -> tuple[dict[str, Any], list[str], bool]:
+def ask(kind: EngineKind, wire: UpstreamFormat, fields: dict[str, Any]) -> tuple[dict[str, Any], list[str], bool]:
     """The fields with what capture needs, the names of those that it added, and whether it changed the client's own."""
     if wire is CHAT:
         return _ask_for(fields, _CHAT[kind])

@@ -25,7 +25,8 @@ from benchmarks.queue_contender import transfer_queue
 from rollmill.trainer.layouts.arrays import PackedArrays, pack, pad
 from rollmill.trainer.layouts.micro_batch import tensors_of
 from rollmill.trainer.layouts.safetensors_reader import read_batch
-from rollmill_batcher.steps.packing import Size, plan
+from rollmill_batcher.groups.config import Size
+from rollmill_batcher.steps.packing import plan
 
 ROUNDS = 7
 RANKS = (1, 2, 8)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill_batcher.steps.packing import Bin, Size, first_fit_decreasing, plan
+from rollmill_batcher.groups.config import Size
+from rollmill_batcher.steps.packing import Bin, first_fit_decreasing, plan
 
 TOKENS = 32768
 BUDGET = Size(TOKENS, 9 * TOKENS)

@@ -22,12 +22,11 @@ from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_tr
 from rollmill.topics import ACKS, BATCHES, OUTCOMES, POLICIES, REFILLS, TRAJECTORIES
 from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning, Size
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness, StalenessAction
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.packing import Size
 
 BATCHER_RULES = BatcherConfig(
     run="run",

@@ -9,10 +9,11 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyVersion, StrategySpec
 from rollmill.strategies import advantage_registry
 from rollmill.testing.samples.trajectories import Reply, sample_trace
+from rollmill_batcher.groups.config import LossWeighting, Size
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness, oldest_version
 from rollmill_batcher.steps.advantages import Grpo, NoAdvantage, Rloo
-from rollmill_batcher.steps.loss_weights import LossWeighting, Share, denominators, loss_weights
-from rollmill_batcher.steps.packing import Size, first_fit_decreasing, plan
+from rollmill_batcher.steps.loss_weights import Share, denominators, loss_weights
+from rollmill_batcher.steps.packing import first_fit_decreasing, plan
 
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5])
 

@@ -7,13 +7,12 @@ from rollmill.strategies import BaseGroupScorer
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, TRAJECTORIES
-from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning, StepOrder
 from rollmill_batcher.groups.group import Group
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.group_ordering import StepOrder
 from rollmill_batcher.steps.group_selection import LOOKED_AFTER, looked_after
 
 WAITING = 2 * LOOKED_AFTER + 40

@@ -15,12 +15,10 @@ from rollmill.testing.samples.trajectories import sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, TRAJECTORIES, Topic
 from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, Learning
+from rollmill_batcher.groups.config import BatcherConfig, Learning, LossWeighting, Size
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held, progress_of
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.loss_weights import LossWeighting
-from rollmill_batcher.steps.packing import Size
 
 BATCHER_RULES = BatcherConfig(
     run="run",

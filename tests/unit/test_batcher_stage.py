@@ -23,13 +23,12 @@ from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, OUTCOMES, POLICIES, TRAJECTORIES
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning, Size
 from rollmill_batcher.groups.group import GroupState
 from rollmill_batcher.groups.staleness import Staleness
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import DoneGroup, Held, done_of, progress_of
 from rollmill_batcher.steps.advantages import Grpo
-from rollmill_batcher.steps.packing import Size
 
 BATCHER_RULES = BatcherConfig(
     run="run",

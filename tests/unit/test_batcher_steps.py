@@ -26,15 +26,12 @@ from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, OUTCOMES, POLICIES, REFILLS, TRAJECTORIES
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, Credit, GroupRules, Learning
+from rollmill_batcher.groups.config import BatcherConfig, Credit, GroupRules, Learning, LossWeighting, Size, StepOrder
 from rollmill_batcher.groups.eligibility import Treatment
 from rollmill_batcher.groups.staleness import Staleness
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo, Grpo, NoAdvantage, Rloo
-from rollmill_batcher.steps.group_ordering import StepOrder
-from rollmill_batcher.steps.loss_weights import LossWeighting
-from rollmill_batcher.steps.packing import Size
 from rollmill_batcher.steps.reward_variance_monitor import MOST_IN_A_ROW
 
 BATCHER_RULES = BatcherConfig(

@@ -6,7 +6,8 @@ from rollmill.models import BatchHeader, Denominators, PolicyVersion, Trace
 from rollmill.testing.samples.trajectories import Reply, sample_trace
 from rollmill.trainer.layouts import arrays as trainers
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.steps.tensors import PackedTrace, dump, filler, pack, record_bytes
+from rollmill_batcher.sizes import record_bytes
+from rollmill_batcher.steps.tensors import PackedTrace, dump, filler, pack
 
 TWO_TURNS = sample_trace(
     "s1",

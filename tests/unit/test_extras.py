@@ -17,12 +17,12 @@ from rollmill.trainer.batches.step import Step
 from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.layouts.arrays import PackedArrays, pack, pad
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, Learning
+from rollmill_batcher.groups.config import BatcherConfig, Learning, Size
+from rollmill_batcher.sizes import record_bytes
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.packing import Size
-from rollmill_batcher.steps.tensors import PackedTrace, dump, extra_forms, record_bytes
+from rollmill_batcher.steps.tensors import PackedTrace, dump, extra_forms
 from rollmill_batcher.steps.tensors import pack as tensors_of
 
 EXPERTS = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)

@@ -12,11 +12,10 @@ from rollmill.topics import BATCHES, TRAJECTORIES
 from rollmill.trainer.layouts.arrays import pack
 from rollmill.trainer.layouts.returns import returns
 from rollmill.trainer.layouts.safetensors_reader import read_batch
-from rollmill_batcher.groups.config import BatcherConfig, Learning
+from rollmill_batcher.groups.config import BatcherConfig, Learning, Size
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.packing import Size
 
 BOUNDS = np.array([0, 3, 5], np.int32)
 REWARDS = np.array([0.5, -1.0], np.float32)

@@ -12,13 +12,19 @@ from rollmill.models import StalenessBasis, StrategySpec
 from rollmill.settings import ServiceSettings
 from rollmill.strategies import BaseAdvantage, advantage_registry, group_scorer_registry
 from rollmill.topics import TRAJECTORIES
-from rollmill_batcher.groups.config import MICRO_BATCH_BYTES, BatcherConfig, Credit, GroupRules, Learning
+from rollmill_batcher.groups.config import (
+    MICRO_BATCH_BYTES,
+    BatcherConfig,
+    Credit,
+    GroupRules,
+    Learning,
+    LossWeighting,
+    Size,
+    StepOrder,
+)
 from rollmill_batcher.groups.eligibility import SamplePolicy, Treatment
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.staleness import Staleness, StalenessAction
-from rollmill_batcher.steps.group_ordering import StepOrder
-from rollmill_batcher.steps.loss_weights import LossWeighting
-from rollmill_batcher.steps.packing import Size
 
 
 class BatcherSettings(ServiceSettings):

@@ -10,13 +10,48 @@ from rollmill.strategies import BaseAdvantage
 from rollmill_batcher.groups.eligibility import Gate, SamplePolicy
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness
-from rollmill_batcher.steps.group_ordering import StepOrder
-from rollmill_batcher.steps.loss_weights import LossWeighting
-from rollmill_batcher.steps.packing import Size
 
 MICRO_BATCH_BYTES = 6 * 2**20
 HEADER_BYTES = 2**20
 """Together with escaping and names they stay below the 8 MiB of a record (rule C1)."""
+
+
+class StepOrder(StrEnum):
+    """``fifo``: first opened; ``freshest``: youngest tokens; ``oldest_in_window``: oldest tokens inside the limit.
+
+    ``stratified``: every age in proportion to the groups that wait with it, in an order drawn from the seed.
+    """
+
+    FIFO = "fifo"
+    FRESHEST = "freshest"
+    OLDEST_IN_WINDOW = "oldest_in_window"
+    STRATIFIED = "stratified"
+
+
+class LossWeighting(StrEnum):
+    """``token_mean``: 1. ``rollout_mean``: 1 / trained tokens of the rollout over all its traces in the step.
+
+    ``group_mean``: 1 / trained tokens of the group. ``constant``: 1 / a constant length, and the denominator is
+    the number of rollouts, so that long replies weigh as much per token as short ones (Dr. GRPO).
+    """
+
+    TOKEN_MEAN = "token_mean"  # noqa: S105  # no password
+    ROLLOUT_MEAN = "rollout_mean"
+    GROUP_MEAN = "group_mean"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of one trace: ``tokens`` of prompt and response, ``nbytes`` in a batch record."""
+
+    tokens: int
+    nbytes: int
+
+    @property
+    def cost(self) -> int:
+        """Of attention: the square of the length."""
+        return self.tokens**2
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from rollmill.models import TokenRange, Trace, TraceTurn, Trajectory, TrajectoryStatus
 from rollmill_batcher.groups.stale_masking import Masked, masked
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness
-from rollmill_batcher.steps.tensors import record_bytes
+from rollmill_batcher.sizes import record_bytes
 
 MASKED = "masked"
 NO_CONTEXT = "no_context"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollmill.models import Cut, TokenRange, Trajectory
-from rollmill_batcher.groups.config import BatcherConfig
+from rollmill_batcher.groups.config import BatcherConfig, StepOrder
 from rollmill_batcher.groups.eligibility import STALE, TOO_LARGE, MemberVerdict, TraceVerdict
 from rollmill_batcher.groups.group import READY, Group, GroupEvent, GroupState, moved
 from rollmill_batcher.groups.group_evaluation import (
@@ -24,7 +24,7 @@ from rollmill_batcher.groups.group_evaluation import (
 )
 from rollmill_batcher.groups.staleness import PolicyClock
 from rollmill_batcher.progress import Progress
-from rollmill_batcher.steps.group_ordering import StepOrder, ordered
+from rollmill_batcher.steps.group_ordering import ordered
 from rollmill_batcher.steps.group_selection import Selection, looked_after, selected
 from rollmill_batcher.steps.step_table import table_bytes
 

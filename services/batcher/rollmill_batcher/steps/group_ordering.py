@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 import numpy as np
 
+from rollmill_batcher.groups.config import StepOrder
 from rollmill_batcher.groups.group import Group
 from rollmill_batcher.groups.staleness import UNANNOUNCED, PolicyClock
-
-
-class StepOrder(StrEnum):
-    """``fifo``: first opened; ``freshest``: youngest tokens; ``oldest_in_window``: oldest tokens inside the limit.
-
-    ``stratified``: every age in proportion to the groups that wait with it, in an order drawn from the seed.
-    """
-
-    FIFO = "fifo"
-    FRESHEST = "freshest"
-    OLDEST_IN_WINDOW = "oldest_in_window"
-    STRATIFIED = "stratified"
 
 
 def ordered(groups: Sequence[Group], order: StepOrder, clock: PolicyClock, seed: int) -> list[Group]:

@@ -9,22 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from rollmill.models import Denominators
-
-
-class LossWeighting(StrEnum):
-    """``token_mean``: 1. ``rollout_mean``: 1 / trained tokens of the rollout over all its traces in the step.
-
-    ``group_mean``: 1 / trained tokens of the group. ``constant``: 1 / a constant length, and the denominator is
-    the number of rollouts, so that long replies weigh as much per token as short ones (Dr. GRPO).
-    """
-
-    TOKEN_MEAN = "token_mean"  # noqa: S105  # no password
-    ROLLOUT_MEAN = "rollout_mean"
-    GROUP_MEAN = "group_mean"
-    CONSTANT = "constant"
+from rollmill_batcher.groups.config import LossWeighting
 
 
 @dataclass(frozen=True)

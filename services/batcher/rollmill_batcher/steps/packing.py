@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Size:
-    """Of one trace: ``tokens`` of prompt and response, ``nbytes`` in a batch record."""
-
-    tokens: int
-    nbytes: int
-
-    @property
-    def cost(self) -> int:
-        """Of attention: the square of the length."""
-        return self.tokens**2
-
+from rollmill_batcher.groups.config import Size
 
 Bin = tuple[int, ...]
 """Indices of the traces of a micro-batch, ascending; empty is a filler."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollmill.models import GroupRow, Trace, TraceRow
+from rollmill_batcher.groups.config import Size
 from rollmill_batcher.groups.eligibility import MemberVerdict, TraceVerdict
 from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.staleness import oldest_version
+from rollmill_batcher.sizes import record_bytes
 from rollmill_batcher.steps.loss_weights import Share
-from rollmill_batcher.steps.packing import Bin, Size
-from rollmill_batcher.steps.tensors import record_bytes
+from rollmill_batcher.steps.packing import Bin
 
 ROW_BYTES = 384
 UNIT_BYTES = 64

@@ -18,8 +18,6 @@ from rollmill.models import EXTRA, EXTRA_SPANS, BatchHeader, Trace, dump_json
 from rollmill.models.extras import Form, form_of
 
 HEADER = "header"
-TOKEN_BYTES = 4 + 1 + 4
-"""Of a token in a record: id, mask, log-prob."""
 FILLER_TOKENS = 8
 """Longest filler: enough for a forward pass, next to nothing in time."""
 
@@ -40,14 +38,6 @@ class PackedTrace:
     session: int = -1
     later: float = 0.0
     """Reward that the rollout gets after the trace."""
-
-
-def record_bytes(trace: Trace) -> int:
-    """Bytes of a trace's tensors in a record, an upper bound."""
-    tokens = len(trace.prompt_ids) + len(trace.response_ids)
-    rewarded = 4 * tokens * (trace.token_rewards is not None) + sum(8 + each.nbytes for each in trace.extras.values())
-    runs = 12 * (len(trace.versions) + 2) + 12 * (2 * len(trace.turns) + 2)
-    return tokens * TOKEN_BYTES + rewarded + runs + 44
 
 
 def pack(lines: Sequence[PackedTrace], forms: Mapping[str, Form] = NO_FORMS) -> Tensors:

@@ -21,7 +21,7 @@ from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.state import Held
 from rollmill_batcher.state import groups as waiting_groups
 from rollmill_batcher.steps.advantages import Grpo
-from rollmill_batcher.steps.packing import plan
+from rollmill_batcher.steps.packing import plan_layout
 
 Task = MemoryTask[Held]
 LIMIT = Staleness(2)
@@ -227,7 +227,7 @@ def test_no_split_and_no_placement_changes_the_gradient(
 )
 def test_packing_places_every_trace_once_within_the_budget(lengths: list[int], ranks: int, seed: int) -> None:
     sizes = [Size(length, 9 * length) for length in lengths]
-    found = plan(sizes, Size(50, 450), ranks, seed)
+    found = plan_layout(sizes, Size(50, 450), ranks, seed)
     assert sorted(index for share in found for members in share for index in members) == list(range(len(lengths)))
     assert {len(share) for share in found} == {len(found[0])}
     assert all(sum(lengths[index] for index in members) <= 50 for share in found for members in share)

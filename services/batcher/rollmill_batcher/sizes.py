@@ -11,6 +11,7 @@ TOKEN_BYTES = 4 + 1 + 4
 def record_bytes(trace: Trace) -> int:
     """Bytes of a trace's tensors in a record, an upper bound."""
     tokens = len(trace.prompt_ids) + len(trace.response_ids)
-    rewarded = 4 * tokens * (trace.token_rewards is not None) + sum(8 + each.nbytes for each in trace.extras.values())
+    rewards = 4 * tokens * (trace.token_rewards is not None)
+    extras = sum(8 + values.nbytes for values in trace.extras.values())
     runs = 12 * (len(trace.versions) + 2) + 12 * (2 * len(trace.turns) + 2)
-    return tokens * TOKEN_BYTES + rewarded + runs + 44
+    return tokens * TOKEN_BYTES + rewards + extras + runs + 44

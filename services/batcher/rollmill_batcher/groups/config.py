@@ -1,4 +1,4 @@
-"""What a run has decided beforehand: the constants of every cut."""
+"""The configuration of a run: every constant that a cut depends on."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ class LossWeighting(StrEnum):
     CONSTANT = "constant"
 
 
+class Credit(StrEnum):
+    """Whose reward makes an advantage: one for all traces of a rollout, or each trace's own."""
+
+    ROLLOUT = "rollout"
+    TRACE = "trace"
+
+
 @dataclass(frozen=True)
 class Size:
     """Of one trace: ``tokens`` of prompt and response, ``nbytes`` in a batch record."""
@@ -65,18 +72,12 @@ class GroupRules:
     late_window_seconds: float = 21600.0
 
 
-class Credit(StrEnum):
-    """Whose reward makes an advantage: one for all traces of a rollout, or each trace's own."""
-
-    ROLLOUT = "rollout"
-    TRACE = "trace"
-
-
 @dataclass(frozen=True)
 class Learning:
     """How rewards become the numbers of a loss. ``constant`` is the length of `LossWeighting.CONSTANT`."""
 
     name: str
+    """Of the advantage strategy, as the settings give it."""
     advantage: BaseAdvantage
     weighting: LossWeighting = LossWeighting.TOKEN_MEAN
     constant: float = 1024.0
@@ -85,7 +86,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class BatcherConfig:
-    """Everything a cut needs beside the state."""
+    """Everything that a cut depends on beside the state."""
 
     run: str
     policy: str
@@ -107,11 +108,11 @@ class BatcherConfig:
     most_ranks: int = 2**31
     """Partitions of ``batches``."""
     returnable_steps: int = 0
-    """Acknowledged steps whose groups are kept, so that these, too, can be laid out for other ranks."""
+    """Acknowledged steps whose groups are kept, so that these, too, can be resharded."""
     micro_batch: Size = field(default_factory=lambda: Size(16384, MICRO_BATCH_BYTES))
     """Budget of one micro-batch: tokens, and bytes of its tensors."""
     header_bytes: int = HEADER_BYTES
-    """Room for a step's table in every record's header; a step with more takes fewer groups."""
+    """Bytes for a step's table in every record's header; a step that needs more takes fewer groups."""
     flush_seconds: float | None = None
     seed: int = 0
 

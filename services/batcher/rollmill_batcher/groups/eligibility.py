@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rollmill.models import TokenRange, Trace, TraceTurn, Trajectory, TrajectoryStatus
-from rollmill_batcher.groups.stale_masking import Masked, masked
-from rollmill_batcher.groups.staleness import PolicyClock, Staleness
+from rollmill_batcher.groups.staleness import MaskedTrace, PolicyClock, Staleness, mask_stale_tokens
 from rollmill_batcher.sizes import record_bytes
 
 MASKED = "masked"
@@ -33,19 +32,19 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True)
 class SamplePolicy:
-    """The one table of defaults. Whatever is chosen, a member without a reward neither counts nor trains."""
+    """How samples that did not end well are treated. A member without a reward neither counts nor trains at all."""
 
     error: Treatment = Treatment.COUNT
-    """The agent broke down, and the session was graded all the same."""
+    """The agent failed, and its session was graded nevertheless."""
     timeout: Treatment = Treatment.COUNT
-    """The session met its deadline, and what there was is graded."""
+    """The session met its deadline, and what it had done was graded."""
     truncated: Treatment = Treatment.TRAIN
-    """A trace's last reply met the length limit: it has its reward, and learns from it."""
+    """The last reply of a trace met the length limit: its reward is real, and it learns from it."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """All limits that a trace has to pass at a cut. ``nbytes``: of one trace in a batch record."""
+    """What a trace has to satisfy at a cut. ``tokens`` and ``nbytes``: largest size of a trace in a batch record."""
 
     treatments: SamplePolicy
     staleness: Staleness
@@ -61,7 +60,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class TraceVerdict:
-    """``reason`` None: the trace trains."""
+    """Whether a trace trains: ``reason`` None, it does."""
 
     index: int
     trace: Trace
@@ -70,18 +69,18 @@ class TraceVerdict:
     stale: tuple[TokenRange, ...] = ()
     """Left out because of their age while the rest of the trace trains."""
     age: float = 0.0
-    """By the basis of the staleness rule, over what trains."""
+    """By the basis of the staleness limit, over the tokens that train."""
 
     @property
     def units(self) -> tuple[TokenRange, ...]:
-        """What the verdict is about: of a trace that trains, what trains."""
+        """What the verdict is about: of a trace that trains, the units that train."""
         units = self.trace.units()
         return tuple(unit for unit in units if unit not in self.stale) if self.stale else units
 
 
 @dataclass(frozen=True)
 class MemberVerdict:
-    """``counts``: in the group's statistics, with ``reward``, which is None where nothing graded the rollout."""
+    """``counts``: in the group's statistics, with ``reward``, which is None where the rollout was not graded."""
 
     member: Trajectory
     counts: bool
@@ -94,19 +93,19 @@ class MemberVerdict:
 
     @property
     def failure(self) -> str | None:
-        """Why it does not count: no grade, which is a failure of the infrastructure, or nothing to count.
+        """Why the member does not count: no grade, which is a failure of the infrastructure, or nothing to count.
 
-        None for a policy that failed: a wrong answer, a crash or a timeout that was graded counts.
+        None where the policy failed: a wrong answer, a crash or a timeout that was graded counts.
         """
         if self.counts:
             return None
         if self.reward is None:
-            return f"{UNGRADED}:{self.member.ungraded_reason or 'unknown'}"
+            return _ungraded(self.member)
         return self.traces[0].reason if self.traces else NO_TRACES
 
 
 def counts(member: Trajectory, treatments: SamplePolicy) -> bool:
-    """Graded, with at least one trace, and not excluded by the table."""
+    """Graded, with at least one trace, and not excluded by ``treatments``."""
     if member.outcome_reward is None or not member.traces:
         return False
     treatment = _treatment(member, treatments)
@@ -116,27 +115,27 @@ def counts(member: Trajectory, treatments: SamplePolicy) -> bool:
 
 def judge(member: Trajectory, gate: Gate) -> MemberVerdict:
     counted = counts(member, gate.treatments)
-    whole = _member_reason(member, gate.treatments) or (None if counted else TRUNCATED)
-    traces = tuple(_verdict(index, trace, whole, gate) for index, trace in enumerate(member.traces))
+    member_reason = _member_reason(member, gate.treatments) or (None if counted else TRUNCATED)
+    traces = tuple(_trace_verdict(index, trace, member_reason, gate) for index, trace in enumerate(member.traces))
     return MemberVerdict(member, counted, member.outcome_reward, traces)
 
 
-def _verdict(index: int, trace: Trace, whole: str | None, gate: Gate) -> TraceVerdict:
-    reason = whole or _trace_reason(trace, gate)
+def _trace_verdict(index: int, trace: Trace, member_reason: str | None, gate: Gate) -> TraceVerdict:
+    reason = member_reason or next(_trace_reasons(trace, gate), None)
     if reason is not None:
         return TraceVerdict(index, trace, reason)
-    kept = _inside_the_limit(trace, gate)
-    if not kept.trace.trained_tokens:
+    masked = _inside_the_limit(trace, gate)
+    if not masked.trace.trained_tokens:
         return TraceVerdict(index, trace, STALE)
-    age = gate.clock.age_of(kept.trace, gate.staleness.basis)
-    return TraceVerdict(index, kept.trace, None, kept.stale, age)
+    age = gate.clock.age_of(masked.trace, gate.staleness.basis)
+    return TraceVerdict(index, masked.trace, None, masked.stale, age)
 
 
-def _inside_the_limit(trace: Trace, gate: Gate) -> Masked:
+def _inside_the_limit(trace: Trace, gate: Gate) -> MaskedTrace:
     limit = gate.staleness.limit
     if not gate.staleness.masks or limit is None:
-        return Masked(trace, trace.units(), ())
-    return masked(trace, lambda version: gate.clock.age(version) > limit)
+        return MaskedTrace(trace, trace.units(), ())
+    return mask_stale_tokens(trace, lambda version: gate.clock.age(version) > limit)
 
 
 def _treatment(member: Trajectory, treatments: SamplePolicy) -> Treatment:
@@ -149,21 +148,22 @@ def _member_reason(member: Trajectory, treatments: SamplePolicy) -> str | None:
     if member.status is TrajectoryStatus.ERROR and treatments.error is not Treatment.TRAIN:
         return "error"
     if member.outcome_reward is None:
-        return f"{UNGRADED}:{member.ungraded_reason or 'unknown'}"
+        return _ungraded(member)
     if member.status is TrajectoryStatus.TIMEOUT and treatments.timeout is not Treatment.TRAIN:
         return "timeout"
     return None
 
 
-def _trace_reason(trace: Trace, gate: Gate) -> str | None:
-    return next(_trace_reasons(trace, gate), None)
+def _ungraded(member: Trajectory) -> str:
+    return f"{UNGRADED}:{member.ungraded_reason or 'unknown'}"
 
 
 def _trace_reasons(trace: Trace, gate: Gate) -> Iterator[str]:
+    """All reasons against the trace itself; the first one is reported."""
     if not trace.trained_tokens:
         yield MASKED
     if not len(trace.prompt_ids) and trace.loss_mask[:1].any():
-        yield NO_CONTEXT  # a first token is predicted from nothing
+        yield NO_CONTEXT  # a first token without a prompt is predicted from nothing
     if trace.reward is None:
         yield TRACE_NOT_GRADED
     if _is_truncated(trace) and gate.treatments.truncated is not Treatment.TRAIN:

@@ -76,7 +76,12 @@ def test_entries_of_one_name_differ_in_label_values_alone() -> None:
         ("capture", "engine_ids", "engine", EngineKind),
         ("capture", "parser_failures", "sign", (EMPTY_ARGUMENTS, NOT_PARSED)),
         ("batcher", "groups_closed", "state", CLOSED),
-        ("batcher", "traces_judged", "length", [*(f"to_{bound}" for bound in LENGTH_BOUNDS), f"above_{LENGTH_BOUNDS[-1]}"]),
+        (
+            "batcher",
+            "traces_judged",
+            "length",
+            [*(f"to_{bound}" for bound in LENGTH_BOUNDS), f"above_{LENGTH_BOUNDS[-1]}"],
+        ),
         ("batcher", "tokens_by_staleness", "versions", [*map(str, range(LARGEST_STALENESS + 1)), "more"]),
         ("ledger", "ledger_length_tokens", "length", BUCKETS),
         ("ledger", "ledger_tokens", "fate", fates(Totals())),

@@ -1,7 +1,7 @@
-"""What the merger holds of a session, how it is written down, and under which state keys.
+"""What the merger keeps of a session: values, their state keys and their bytes.
 
-``<session>:<attempt>`` the built trajectory, ``…/evaluations`` what graders said, ``…/closed`` the marker that is left
-when no more revisions are taken.
+``<session>:<attempt>`` the built trajectory, ``…/evaluations`` its evaluations, ``…/closed`` the marker that remains
+when it takes no more revisions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HASH = 8
 """Bytes of a hash in a marker."""
 AT = struct.Struct("<d")
 
-IDENTITY = (
+IDENTITY = (  # the fields that two evaluations of one id have to agree in
     "evaluator",
     "supersedes",
     "final",
@@ -41,7 +41,7 @@ class Built:
 
 @dataclass(frozen=True)
 class PendingEvaluations:
-    """What was said, in the order of the evaluations partition, each id once."""
+    """The evaluations of a session so far, in the order of their partition, each id once."""
 
     evaluations: tuple[Evaluation, ...]
 
@@ -55,13 +55,13 @@ class ClosedMarker:
     digest: bytes
     """Of the built trajectory."""
     known: tuple[bytes, ...]
-    """Of each evaluation that came in time: hash of its id, then hash of what it says."""
+    """Of each evaluation that came in time: hash of its id, then hash of its content."""
 
     def recall(self, evaluation: Evaluation) -> bool | None:
-        """True: it came before. False: its id came before, saying something else. None: its id is new."""
+        """True: it came before. False: its id came before with other content. None: its id is new."""
         name = short_hash(evaluation.evaluation_id.encode())
-        said = next((item for item in self.known if item.startswith(name)), None)
-        return None if said is None else said == fingerprint(evaluation)
+        known = next((each for each in self.known if each.startswith(name)), None)
+        return None if known is None else known == fingerprint(evaluation)
 
 
 Held = Built | PendingEvaluations | ClosedMarker
@@ -76,13 +76,13 @@ def short_hash(content: bytes) -> bytes:
 
 
 def fingerprint(evaluation: Evaluation) -> bytes:
-    """Hash of the id, then hash of what it says: that, and not when or how fast it was said, is its identity."""
+    """Hash of the id, then hash of the content. When it was made, and how fast, is not part of its identity."""
     content = [getattr(evaluation, name) for name in IDENTITY]
     return short_hash(evaluation.evaluation_id.encode()) + short_hash(dump_json(content))
 
 
 def fold(key: str, value: Held | None, payload: bytes) -> Held:
-    """`value` with one delta folded in."""
+    """``value`` after one update."""
     if key.endswith(CLOSED_OF):
         return unpack_closed(payload)
     if not key.endswith(EVALUATIONS_OF):

@@ -1,6 +1,7 @@
 """What a cut decides: which groups close, which tokens are excluded and why, which groups make the step.
 
-`decide` is a pure function of the waiting groups, the run's progress, the cut and the configuration (rule B2).
+`decide` is a pure function of the waiting groups, the run's progress, the cut and the configuration (rule B2); the
+cache of evaluations only saves time.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from rollmill_batcher.groups.group_evaluation import (
     SUPERSEDED,
     CutContext,
     EvaluatedGroup,
+    EvaluationCache,
     grows_stale,
-    judged,
     state_of,
     usable,
 )
@@ -67,7 +68,9 @@ class CutPlan:
         return dict(sorted(tokens.items()))
 
 
-def decide(groups: Iterable[Group], progress: Progress, cut: Cut, config: BatcherConfig) -> CutPlan:
+def decide(
+    groups: Iterable[Group], progress: Progress, cut: Cut, config: BatcherConfig, evaluations: EvaluationCache
+) -> CutPlan:
     """What ``cut`` does with the waiting ``groups``, in whatever order they are given.
 
     Staleness is computed only where a step may be cut: until then it is not known what else will be queued.
@@ -77,14 +80,16 @@ def decide(groups: Iterable[Group], progress: Progress, cut: Cut, config: Batche
     waiting = sorted(groups, key=lambda group: (group.opened_at, group.group_id))
     states = {group.group_id: state_of(group, context, config) for group in waiting}
     expired = tuple(
-        _expired(group, context, config) for group in waiting if states[group.group_id] is GroupState.EXPIRED
+        _expired(group, context, config, evaluations)
+        for group in waiting
+        if states[group.group_id] is GroupState.EXPIRED
     )
     selection = Selection()
     if cut.queued_steps < config.steps_ahead:
         offered = order_groups(waiting, config.order, clock, cut.seed)
-        selection = select_groups(_evaluated(offered, states, context, config), config)
+        selection = select_groups(_evaluated(offered, states, context, config, evaluations), config)
         if selection.full and config.order is not StepOrder.FIFO:
-            selection = _with_failed(selection, waiting, states, context, config, cut.sequence)
+            selection = _with_failed(selection, waiting, states, context, config, evaluations, cut.sequence)
     taken = selection.taken if selection.full or cut.flush else ()
     step = tuple(group.after(GroupEvent.TAKEN) for group in taken)
     closed = (*expired, *selection.failed, *step)
@@ -96,13 +101,17 @@ def excluded(member: Trajectory, reason: str) -> Exclusion:
     return Exclusion(member.session_id, member.attempt, reason, member.manifest.units)
 
 
-def _expired(group: Group, context: CutContext, config: BatcherConfig) -> EvaluatedGroup:
-    members = judged(group, GroupState.EXPIRED, context.gate.without_staleness(), config).members
+def _expired(group: Group, context: CutContext, config: BatcherConfig, evaluations: EvaluationCache) -> EvaluatedGroup:
+    members = evaluations.evaluate(group, GroupState.EXPIRED, context.gate.without_staleness(), config).members
     return EvaluatedGroup(group, GroupState.EXPIRED, members, GROUP_EXPIRED)
 
 
 def _evaluated(
-    waiting: Sequence[Group], states: Mapping[str, GroupState], context: CutContext, config: BatcherConfig
+    waiting: Sequence[Group],
+    states: Mapping[str, GroupState],
+    context: CutContext,
+    config: BatcherConfig,
+    evaluations: EvaluationCache,
 ) -> Iterator[EvaluatedGroup]:
     """The groups that are ready, in the given order: usable, or failed. Lazy: a step takes few of many groups."""
     for group in waiting:
@@ -110,7 +119,7 @@ def _evaluated(
         if state is GroupState.OPEN and grows_stale(group, context, config):
             state = moved(state, GroupEvent.GROWING_STALE)
         if state in READY:
-            evaluated = usable(judged(group, state, context.gate, config), config)
+            evaluated = usable(evaluations.evaluate(group, state, context.gate, config), config)
             too_large = evaluated.state in READY and table_bytes(evaluated) > config.header_bytes
             yield evaluated.after(GroupEvent.UNUSABLE, TOO_LARGE) if too_large else evaluated
 
@@ -121,12 +130,13 @@ def _with_failed(
     states: Mapping[str, GroupState],
     context: CutContext,
     config: BatcherConfig,
+    evaluations: EvaluationCache,
     sequence: int,
 ) -> Selection:
     """Adds some of the failed groups behind a step that is full. The order ``fifo`` reaches every group without it."""
     seen = {group.group.group_id for group in (*selection.taken, *selection.failed)}
     behind = [group for group in waiting if group.group_id not in seen and states[group.group_id] in READY]
-    evaluated = _evaluated(cleanup_window(behind, sequence), states, context, config)
+    evaluated = _evaluated(cleanup_window(behind, sequence), states, context, config, evaluations)
     failed = tuple(group for group in evaluated if group.state is GroupState.FAILED)
     return replace(selection, failed=(*selection.failed, *failed))
 

@@ -14,7 +14,7 @@ from rollmill.runtime.stream import OutputRecord, Outputs, StateView
 from rollmill.topics import ACKS
 from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.group import GroupState
-from rollmill_batcher.groups.group_evaluation import EvaluatedGroup, judged
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup, EvaluationCache
 from rollmill_batcher.groups.staleness import PolicyClock
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.state import CutStep, Held, group_of, progress_delta, progress_of, step_of
@@ -22,7 +22,9 @@ from rollmill_batcher.steps.cut import batch_records, resharded_config
 from rollmill_batcher.steps.micro_batches import MicroBatch, build_micro_batches
 
 
-def placed_anew(state: StateView[Held], event: StepsReturned, config: BatcherConfig) -> Outputs:
+def placed_anew(
+    state: StateView[Held], event: StepsReturned, config: BatcherConfig, evaluations: EvaluationCache
+) -> Outputs:
     """New records of the returned steps, and the answer. A repeated request changes nothing.
 
     Raises PoisonRecordError where steps or ranks do not exist, the groups of a step are gone, or the settings have
@@ -34,7 +36,7 @@ def placed_anew(state: StateView[Held], event: StepsReturned, config: BatcherCon
     first = _first_step(progress, event, config)
     after = progress.placed(event, first)
     steps = [_kept_step(state, number) for number in range(first, progress.next_step)]
-    repacked = [(step, _repacked(state, step, resharded_config(config, after))) for step in steps]
+    repacked = [(step, _repacked(state, step, resharded_config(config, after), evaluations)) for step in steps]
     answer = StepsResharded(
         run=event.run,
         request_id=event.request_id,
@@ -74,9 +76,11 @@ def _kept_step(state: StateView[Held], number: int) -> CutStep:
     return step
 
 
-def _repacked(state: StateView[Held], step: CutStep, config: BatcherConfig) -> tuple[MicroBatch, ...]:
+def _repacked(
+    state: StateView[Held], step: CutStep, config: BatcherConfig, evaluations: EvaluationCache
+) -> tuple[MicroBatch, ...]:
     clock = PolicyClock(step.cut.policy_version, step.cut.queued_steps, step.forks)
-    batches = build_micro_batches(tuple(_groups(state, step, clock, config)), step.cut, clock, config)
+    batches = build_micro_batches(tuple(_groups(state, step, clock, config, evaluations)), step.cut, clock, config)
     if batches[0].content != step.content:
         raise PoisonRecordError(
             "settings_changed", f"step {step.cut.step} would be another one: return it with the settings of its cut"
@@ -85,11 +89,11 @@ def _repacked(state: StateView[Held], step: CutStep, config: BatcherConfig) -> t
 
 
 def _groups(
-    state: StateView[Held], step: CutStep, clock: PolicyClock, config: BatcherConfig
+    state: StateView[Held], step: CutStep, clock: PolicyClock, config: BatcherConfig, evaluations: EvaluationCache
 ) -> Iterable[EvaluatedGroup]:
     gate = config.gate(clock)
     for group_id in step.cut.groups:
         group = group_of(state, group_id)
         if group is None:
             raise PoisonRecordError("step_gone", f"{step.cut.step}: its group {group_id} is gone")
-        yield judged(group, GroupState.CUT, gate, config)
+        yield evaluations.evaluate(group, GroupState.CUT, gate, config)

@@ -111,10 +111,10 @@ def test_the_reward_merger(rewards: list[float | None], times: list[float]) -> N
 
 @given(REWARDS, st.lists(st.booleans(), max_size=4))
 def test_the_batcher(rewards: list[float | None], caught_up: list[bool]) -> None:
-    rules = BatcherConfig(
+    config = BatcherConfig(
         run="r", policy="policy", learning=Learning("grpo", Grpo()), groups=GroupRules(deadline_seconds=60.0)
     )
-    tasks = Tasks(BatcherStage(rules))
+    tasks = Tasks(BatcherStage(config))
     for number, reward in enumerate(rewards):
         tasks.feed(TRAJECTORIES, [sample_trajectory(f"s{number}", reward, group=f"g{number % 2}", size=2)])
         tasks.punctuate(*(200.0 + number for _ in caught_up))

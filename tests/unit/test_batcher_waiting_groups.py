@@ -8,10 +8,10 @@ from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, TRAJECTORIES
 from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning, StepOrder
-from rollmill_batcher.groups.group import Group
+from rollmill_batcher.groups.group import RolloutGroup
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo
 from rollmill_batcher.steps.group_selection import CLEANUP_GROUPS, cleanup_window
 
@@ -29,9 +29,9 @@ class Counting(BaseGroupScorer):
         return [1.0 for _ in members]
 
 
-def task_of(scorer: Counting, count: int, groups_per_step: int) -> MemoryTask[Held]:
+def task_of(scorer: Counting, count: int, groups_per_step: int) -> MemoryTask[StateValue]:
     """Groups of two rollouts of one token each."""
-    rules = BatcherConfig(
+    config = BatcherConfig(
         run="run",
         policy="policy",
         learning=Learning("dr_grpo", DrGrpo()),
@@ -40,7 +40,7 @@ def task_of(scorer: Counting, count: int, groups_per_step: int) -> MemoryTask[He
         order=StepOrder.FRESHEST,
         scoring=Scoring("counting", scorer),
     )
-    task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
+    task: MemoryTask[StateValue] = MemoryTask(BatcherStage(config))
     for number in range(count):
         name = f"g{number:04d}"
         for member in range(2):
@@ -77,7 +77,7 @@ def test_a_group_that_gets_another_member_is_looked_at_anew() -> None:
 
 
 def test_every_group_is_looked_after_in_its_turn() -> None:
-    waiting = [Group(f"g{number}") for number in range(WAITING)]
+    waiting = [RolloutGroup(f"g{number}") for number in range(WAITING)]
     rounds = [{group.group_id for group in cleanup_window(waiting, sequence)} for sequence in range(3)]
     assert {len(found) for found in rounds} == {CLEANUP_GROUPS}
     assert set().union(*rounds) == {group.group_id for group in waiting}

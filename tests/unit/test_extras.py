@@ -20,7 +20,7 @@ from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
 from rollmill_batcher.groups.config import BatcherConfig, Learning, Size
 from rollmill_batcher.sizes import record_bytes
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo
 from rollmill_batcher.steps.tensors import PackedTrace, encode_batch, extra_forms, pack_tensors
 
@@ -32,7 +32,7 @@ def rollout(name: str, **extras: Any) -> Trajectory:
     return sample_trajectory(name, float(name == "a"), size=3, traces=[sample_trace(name, extras=extras)])
 
 
-def task_of(*members: Trajectory, world_size: int = 1, tokens: int = 64) -> MemoryTask[Held]:
+def task_of(*members: Trajectory, world_size: int = 1, tokens: int = 64) -> MemoryTask[StateValue]:
     rules = BatcherConfig(
         run="run",
         policy="policy",
@@ -41,14 +41,14 @@ def task_of(*members: Trajectory, world_size: int = 1, tokens: int = 64) -> Memo
         world_size=world_size,
         micro_batch=Size(tokens, 4096),
     )
-    task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
+    task: MemoryTask[StateValue] = MemoryTask(BatcherStage(rules))
     for member in members:
         task.feed(TRAJECTORIES, member)
     task.punctuate(200.0)
     return task
 
 
-def batches(task: MemoryTask[Held]) -> list[PackedBatch]:
+def batches(task: MemoryTask[StateValue]) -> list[PackedBatch]:
     return [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
 
 

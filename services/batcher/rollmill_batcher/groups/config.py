@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollmill.strategies import BaseAdvantage
-from rollmill_batcher.groups.eligibility import Gate, SamplePolicy
+from rollmill_batcher.groups.eligibility import EligibilityCriteria, SamplePolicy
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness
 
@@ -95,7 +95,7 @@ class BatcherConfig:
     scoring: Scoring | None = None
     """None: rollouts have the rewards of their evaluators."""
     staleness: Staleness = field(default_factory=Staleness)
-    treatments: SamplePolicy = field(default_factory=SamplePolicy)
+    sample_policy: SamplePolicy = field(default_factory=SamplePolicy)
     groups_per_step: int = 8
     tokens_per_step: int | None = None
     """Instead of a number of groups: as many as have no more tokens together, at least one."""
@@ -105,7 +105,7 @@ class BatcherConfig:
     world_size: int = 1
     placement: int = 0
     """See `BatchHeader.placement`."""
-    most_ranks: int = 2**31
+    max_ranks: int = 2**31
     """Partitions of ``batches``."""
     returnable_steps: int = 0
     """Acknowledged steps whose groups are kept, so that these, too, can be resharded."""
@@ -116,11 +116,13 @@ class BatcherConfig:
     flush_seconds: float | None = None
     seed: int = 0
 
-    def gate(self, clock: PolicyClock) -> Gate:
+    def criteria(self, clock: PolicyClock) -> EligibilityCriteria:
         size = self.micro_batch
-        return Gate(self.treatments, self.staleness, clock, size.tokens, size.nbytes, self.filtered_log_probs)
+        return EligibilityCriteria(
+            self.sample_policy, self.staleness, clock, size.tokens, size.nbytes, self.filtered_log_probs
+        )
 
-    def seed_of(self, step: int) -> int:
+    def step_seed(self, step: int) -> int:
         """Of one step's randomness: a function of run, seed and step (rule E3)."""
         return int.from_bytes(_digest(f"{self.run}/{self.seed}/{step}", 6), "big")
 

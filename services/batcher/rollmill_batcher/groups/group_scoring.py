@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rollmill.errors import ConfigurationError
 from rollmill.models import Trajectory
 from rollmill.strategies import BaseGroupScorer
-from rollmill_batcher.groups.group import Group
+from rollmill_batcher.groups.group import RolloutGroup
 
 NOT_SCORED = "group_scorer"
 
@@ -21,16 +21,16 @@ class Scoring:
     name: str
     scorer: BaseGroupScorer
 
-    def of(self, group: Group) -> tuple[Trajectory, ...]:
+    def score(self, group: RolloutGroup) -> tuple[Trajectory, ...]:
         """The group's current members with the scorer's rewards in place of those of their evaluators.
 
         Raises ConfigurationError where the scorer raises, or does not return a finite number or None for each.
         """
         members = group.current
         rewards = self._rewards(group, [member for member in members if member.traces])
-        return tuple(rewarded(member, rewards.get(member.session_id)) for member in members)
+        return tuple(with_reward(member, rewards.get(member.session_id)) for member in members)
 
-    def _rewards(self, group: Group, members: Sequence[Trajectory]) -> dict[str, float | None]:
+    def _rewards(self, group: RolloutGroup, members: Sequence[Trajectory]) -> dict[str, float | None]:
         try:
             scores = [None if reward is None else float(reward) for reward in self.scorer.score(members)]
         except Exception as error:  # a third party's scorer can raise anything
@@ -42,7 +42,7 @@ class Scoring:
         return dict(zip((member.session_id for member in members), scores, strict=True))
 
 
-def rewarded(member: Trajectory, reward: float | None) -> Trajectory:
+def with_reward(member: Trajectory, reward: float | None) -> Trajectory:
     """``member`` with ``reward`` for all of its traces and none at single tokens; None: it is not graded."""
     only = {"reward": reward, "token_rewards": None}
     return member.model_copy(

@@ -9,24 +9,24 @@ from rollmill.models import Cut, Disposition, RefillRequest, outcome
 from rollmill.runtime.stream import OutputRecord, Outputs, StateView
 from rollmill.topics import BATCHES, CUTS, OUTCOMES, REFILLS
 from rollmill_batcher.groups.config import BatcherConfig
-from rollmill_batcher.groups.group import Group, GroupState
+from rollmill_batcher.groups.group import GroupState, RolloutGroup
 from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
-from rollmill_batcher.progress import Progress
+from rollmill_batcher.progress import RunProgress
 from rollmill_batcher.state import (
+    ClosedGroupMarker,
     CutStep,
-    DoneGroup,
-    Held,
-    done_delta,
-    done_groups,
-    done_key,
+    StateValue,
+    closed_group_markers,
+    find_group,
     group_key,
-    group_of,
-    groups,
-    progress_delta,
+    marker_key,
+    marker_update,
     progress_of,
-    step_delta,
+    progress_update,
+    step_update,
+    waiting_groups,
 )
-from rollmill_batcher.steps.cut_metrics import ages, cut_counts
+from rollmill_batcher.steps.cut_metrics import cut_counts, rollout_ages
 from rollmill_batcher.steps.cut_planning import CutPlan, Exclusion
 from rollmill_batcher.steps.micro_batches import MicroBatch, build_micro_batches
 
@@ -34,8 +34,8 @@ STAGE = "batcher"
 NOTHING_TO_TRAIN = "nothing_to_train"
 
 
-def proposed(
-    state: StateView[Held], positions: Mapping[str, int], now: float, config: BatcherConfig, *, caught_up: bool
+def propose_cut(
+    state: StateView[StateValue], positions: Mapping[str, int], now: float, config: BatcherConfig, *, caught_up: bool
 ) -> Cut:
     """The cut that would be made now; its results are still empty.
 
@@ -43,7 +43,7 @@ def proposed(
     long enough. It needs ``caught_up``: while input is unread, more groups may become ready.
     """
     progress = progress_of(state)
-    flush = caught_up and (progress.end_of_stream or _has_waited(groups(state), progress, now, config))
+    flush = caught_up and (progress.end_of_stream or _has_waited(waiting_groups(state), progress, now, config))
     return Cut(
         run=config.run,
         policy=config.policy,
@@ -53,12 +53,12 @@ def proposed(
         policy_version=progress.policy_version,
         queued_steps=progress.queued_steps,
         now=max(now, progress.now),
-        seed=config.seed_of(progress.next_step),
+        seed=config.step_seed(progress.next_step),
         flush=flush,
     )
 
 
-def effects_of(state: StateView[Held], cut: Cut, plan: CutPlan, config: BatcherConfig) -> Outputs:
+def cut_outputs(state: StateView[StateValue], cut: Cut, plan: CutPlan, config: BatcherConfig) -> Outputs:
     """Batches, the cut, refill requests and token dispositions.
 
     Closed groups leave the state, those of a step once it is acknowledged; their markers stay.
@@ -71,26 +71,26 @@ def effects_of(state: StateView[Held], cut: Cut, plan: CutPlan, config: BatcherC
         excluded=plan.tokens_excluded,
     )
     batches = build_micro_batches(plan.step, recorded, progress.clock, config) if plan.step else ()
-    updates = [done_delta(_marker(group, cut)) for group in plan.closed]
-    updates += [step_delta(CutStep(cut=recorded, forks=progress.forks, content=batches[0].content))] if batches else []
+    updates = [marker_update(_marker(group, cut)) for group in plan.closed]
+    updates += [step_update(CutStep(cut=recorded, forks=progress.forks, content=batches[0].content))] if batches else []
     without_step = [group.group.group_id for group in plan.closed if group.state is not GroupState.CUT]
-    old = [marker.group_id for marker in done_groups(state) if _is_expired(marker, cut, config)]
-    expired_markers = [done_key(group_id) for group_id in old if group_of(state, group_id) is None]
+    old = [marker.group_id for marker in closed_group_markers(state) if _is_expired(marker, cut, config)]
+    expired_markers = [marker_key(group_id) for group_id in old if find_group(state, group_id) is None]
     return Outputs(
         records=(
             OutputRecord(CUTS, _step_key(cut.step), recorded, partition=0),
             *_refill_records(plan.closed, cut, config.learning.advantage.min_rollouts),
-            *(exclusion_emit(exclusion, cut.now) for exclusion in plan.exclusions),
+            *(exclusion_record(exclusion, cut.now) for exclusion in plan.exclusions),
             *batch_records(cut.step, batches),
         ),
-        updates=(*updates, progress_delta(_next_progress(progress, recorded))),
+        updates=(*updates, progress_update(_next_progress(progress, recorded))),
         deletes=(*map(group_key, without_step), *expired_markers),
         counts=cut_counts(plan, batches),
-        observed={"age_at_cut_seconds": ages(plan.step_members, cut.now)},
+        observed={"age_at_cut_seconds": rollout_ages(plan.step_members, cut.now)},
     )
 
 
-def exclusion_emit(exclusion: Exclusion, at: float) -> OutputRecord:
+def exclusion_record(exclusion: Exclusion, at: float) -> OutputRecord:
     disposition = outcome(
         Disposition.EXCLUDED,
         stage=STAGE,
@@ -110,23 +110,23 @@ def batch_records(step: int, batches: Iterable[MicroBatch]) -> list[OutputRecord
     ]
 
 
-def resharded_config(config: BatcherConfig, progress: Progress) -> BatcherConfig:
+def resharded_config(config: BatcherConfig, progress: RunProgress) -> BatcherConfig:
     """With the number of ranks since the last return of steps."""
     return replace(config, world_size=progress.world_size or config.world_size, placement=progress.placement)
 
 
-def _has_waited(waiting: Iterable[Group], progress: Progress, now: float, config: BatcherConfig) -> bool:
+def _has_waited(waiting: Iterable[RolloutGroup], progress: RunProgress, now: float, config: BatcherConfig) -> bool:
     """The flush interval has passed since the last step and since the first group was ready.
 
     A full group was ready when its last member ended, any other at its deadline.
     """
     if config.flush_seconds is None:
         return False
-    ready = [g.last_end if g.is_full else g.first_end + config.groups.deadline_seconds for g in waiting]
+    ready = [g.last_ended_at if g.is_full else g.first_ended_at + config.groups.deadline_seconds for g in waiting]
     return bool(ready) and max(min(ready), progress.last_step_at) + config.flush_seconds <= now
 
 
-def _next_progress(progress: Progress, cut: Cut) -> Progress:
+def _next_progress(progress: RunProgress, cut: Cut) -> RunProgress:
     has_step = cut.batch_id is not None
     return progress.replace(
         run=cut.run,
@@ -137,8 +137,8 @@ def _next_progress(progress: Progress, cut: Cut) -> Progress:
     )
 
 
-def _marker(group: EvaluatedGroup, cut: Cut) -> DoneGroup:
-    return DoneGroup(
+def _marker(group: EvaluatedGroup, cut: Cut) -> ClosedGroupMarker:
+    return ClosedGroupMarker(
         group_id=group.group.group_id,
         state=group.state,
         sequence=cut.sequence,
@@ -147,7 +147,7 @@ def _marker(group: EvaluatedGroup, cut: Cut) -> DoneGroup:
     )
 
 
-def _is_expired(marker: DoneGroup, cut: Cut, config: BatcherConfig) -> bool:
+def _is_expired(marker: ClosedGroupMarker, cut: Cut, config: BatcherConfig) -> bool:
     return marker.at + config.groups.late_window_seconds < cut.now
 
 

@@ -25,7 +25,7 @@ def cut_counts(plan: CutPlan, batches: Sequence[MicroBatch]) -> dict[str, float]
     counts["tokens_batched"] = sum(batch.tokens for batch in batches)
     counts |= {f"excluded_{reason}": tokens for reason, tokens in plan.tokens_excluded.items()}
     counts |= Counter(f"groups_{group.state.value}" for group in plan.closed)
-    counts["equal_rewards"] = sum(group.compares_nothing for group in plan.closed)
+    counts["equal_rewards"] = sum(group.has_equal_rewards for group in plan.closed)
     counts |= _member_counts(plan.closed) | _trace_counts(plan.closed)
     counts |= _staleness_counts(batches[0].staleness if batches else {})
     return {name: count for name, count in counts.items() if count}
@@ -39,7 +39,7 @@ def _staleness_counts(tokens: Mapping[int, int]) -> dict[str, int]:
     return dict(counts)
 
 
-def ages(members: Iterable[Trajectory], now: float) -> tuple[float, ...]:
+def rollout_ages(members: Iterable[Trajectory], now: float) -> tuple[float, ...]:
     """Seconds since each rollout ended; 0 where the clock of another machine is ahead."""
     return tuple(max(0.0, now - member.closed_at) for member in members)
 

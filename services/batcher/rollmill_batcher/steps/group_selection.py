@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollmill_batcher.groups.config import BatcherConfig, StepOrder
-from rollmill_batcher.groups.group import Group, GroupState
+from rollmill_batcher.groups.group import GroupState, RolloutGroup
 from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 from rollmill_batcher.groups.staleness import UNANNOUNCED, PolicyClock
 from rollmill_batcher.steps.step_table import table_bytes
@@ -74,7 +74,7 @@ def select_groups(evaluated: Iterable[EvaluatedGroup], config: BatcherConfig) ->
     return Selection(tuple(taken), tuple(failed), full)
 
 
-def cleanup_window(waiting: Sequence[Group], sequence: int) -> Sequence[Group]:
+def cleanup_window(waiting: Sequence[RolloutGroup], sequence: int) -> Sequence[RolloutGroup]:
     """The next `CLEANUP_GROUPS` of the groups that a full step has not reached, by the sequence number of its cut.
 
     In an order by age, groups that cannot train any more may come after those that fill every step. So each cut
@@ -86,7 +86,7 @@ def cleanup_window(waiting: Sequence[Group], sequence: int) -> Sequence[Group]:
     return [*waiting[start : start + CLEANUP_GROUPS], *waiting[: max(0, start + CLEANUP_GROUPS - len(waiting))]]
 
 
-def order_groups(groups: Sequence[Group], order: StepOrder, clock: PolicyClock, seed: int) -> list[Group]:
+def order_groups(groups: Sequence[RolloutGroup], order: StepOrder, clock: PolicyClock, seed: int) -> list[RolloutGroup]:
     """``groups`` by ``order``; equal ones by opening and id. A pure function of its arguments.
 
     Groups over the staleness limit are among them: they fail when they are evaluated.
@@ -99,9 +99,9 @@ def order_groups(groups: Sequence[Group], order: StepOrder, clock: PolicyClock, 
     return _stratified(first, clock, seed) if order is StepOrder.STRATIFIED else first
 
 
-def _stratified(groups: Sequence[Group], clock: PolicyClock, seed: int) -> list[Group]:
+def _stratified(groups: Sequence[RolloutGroup], clock: PolicyClock, seed: int) -> list[RolloutGroup]:
     """Member i of a shuffled stratum of n sorts at (i + 1/2) / n: any prefix holds each age in proportion."""
-    strata: dict[int, list[Group]] = {}
+    strata: dict[int, list[RolloutGroup]] = {}
     for group in groups:
         strata.setdefault(_age(group, clock), []).append(group)
     draw = np.random.default_rng(seed)
@@ -113,5 +113,5 @@ def _stratified(groups: Sequence[Group], clock: PolicyClock, seed: int) -> list[
     return [group for _, _, group in sorted(ranked, key=lambda entry: entry[:2])]
 
 
-def _age(group: Group, clock: PolicyClock) -> int:
-    return clock.age(group.oldest or UNANNOUNCED)
+def _age(group: RolloutGroup, clock: PolicyClock) -> int:
+    return clock.age(group.oldest_version or UNANNOUNCED)

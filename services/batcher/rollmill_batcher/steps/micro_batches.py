@@ -94,7 +94,7 @@ def _age_fields(clock: PolicyClock, traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def _header_fields(cut: Cut, clock: PolicyClock, config: BatcherConfig) -> dict[str, Any]:
-    """Header fields that the cut and the settings decide; rank and micro-batch are filled in for each record."""
+    """Header fields that the cut and the settings plan_cut; rank and micro-batch are filled in for each record."""
     return {
         "run": config.run,
         "policy": config.policy,

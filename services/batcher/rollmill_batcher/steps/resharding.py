@@ -16,14 +16,14 @@ from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.group import GroupState
 from rollmill_batcher.groups.group_evaluation import EvaluatedGroup, EvaluationCache
 from rollmill_batcher.groups.staleness import PolicyClock
-from rollmill_batcher.progress import Progress
-from rollmill_batcher.state import CutStep, Held, group_of, progress_delta, progress_of, step_of
+from rollmill_batcher.progress import RunProgress
+from rollmill_batcher.state import CutStep, StateValue, find_group, find_step, progress_of, progress_update
 from rollmill_batcher.steps.cut import batch_records, resharded_config
 from rollmill_batcher.steps.micro_batches import MicroBatch, build_micro_batches
 
 
-def placed_anew(
-    state: StateView[Held], event: StepsReturned, config: BatcherConfig, evaluations: EvaluationCache
+def reshard(
+    state: StateView[StateValue], event: StepsReturned, config: BatcherConfig, evaluations: EvaluationCache
 ) -> Outputs:
     """New records of the returned steps, and the answer. A repeated request changes nothing.
 
@@ -34,7 +34,7 @@ def placed_anew(
     if event.request_id == progress.answered:
         return Outputs(counts={"duplicates": 1})
     first = _first_step(progress, event, config)
-    after = progress.placed(event, first)
+    after = progress.resharded(event, first)
     steps = [_kept_step(state, number) for number in range(first, progress.next_step)]
     repacked = [(step, _repacked(state, step, resharded_config(config, after), evaluations)) for step in steps]
     answer = StepsResharded(
@@ -50,16 +50,16 @@ def placed_anew(
     batches = (record for step, made in repacked for record in batch_records(step.cut.step, made))
     return Outputs(
         records=(*batches, OutputRecord(ACKS, event.request_id, answer, partition=0)),
-        updates=(progress_delta(after),),
+        updates=(progress_update(after),),
         counts={"returns": 1, "steps_placed_anew": len(steps)},
     )
 
 
-def _first_step(progress: Progress, event: StepsReturned, config: BatcherConfig) -> int:
+def _first_step(progress: RunProgress, event: StepsReturned, config: BatcherConfig) -> int:
     acknowledged = progress.acks.acknowledged
     first = acknowledged if event.next_step is None else event.next_step
-    if event.world_size > config.most_ranks:
-        raise PoisonRecordError("unknown_rank", f"{event.world_size} ranks: batches has {config.most_ranks} partitions")
+    if event.world_size > config.max_ranks:
+        raise PoisonRecordError("unknown_rank", f"{event.world_size} ranks: batches has {config.max_ranks} partitions")
     if first > acknowledged:
         raise PoisonRecordError("unknown_step", f"{first}: step {acknowledged} is not acknowledged by every rank")
     if first < min(progress.kept_from, progress.next_step):
@@ -69,15 +69,15 @@ def _first_step(progress: Progress, event: StepsReturned, config: BatcherConfig)
     return first
 
 
-def _kept_step(state: StateView[Held], number: int) -> CutStep:
-    step = step_of(state, number)
+def _kept_step(state: StateView[StateValue], number: int) -> CutStep:
+    step = find_step(state, number)
     if step is None:
         raise PoisonRecordError("step_gone", f"{number}: it was cut before steps were kept")
     return step
 
 
 def _repacked(
-    state: StateView[Held], step: CutStep, config: BatcherConfig, evaluations: EvaluationCache
+    state: StateView[StateValue], step: CutStep, config: BatcherConfig, evaluations: EvaluationCache
 ) -> tuple[MicroBatch, ...]:
     clock = PolicyClock(step.cut.policy_version, step.cut.queued_steps, step.forks)
     batches = build_micro_batches(tuple(_groups(state, step, clock, config, evaluations)), step.cut, clock, config)
@@ -89,11 +89,11 @@ def _repacked(
 
 
 def _groups(
-    state: StateView[Held], step: CutStep, clock: PolicyClock, config: BatcherConfig, evaluations: EvaluationCache
+    state: StateView[StateValue], step: CutStep, clock: PolicyClock, config: BatcherConfig, evaluations: EvaluationCache
 ) -> Iterable[EvaluatedGroup]:
-    gate = config.gate(clock)
+    criteria = config.criteria(clock)
     for group_id in step.cut.groups:
-        group = group_of(state, group_id)
+        group = find_group(state, group_id)
         if group is None:
             raise PoisonRecordError("step_gone", f"{step.cut.step}: its group {group_id} is gone")
-        yield evaluations.evaluate(group, GroupState.CUT, gate, config)
+        yield evaluations.evaluate(group, GroupState.CUT, criteria, config)

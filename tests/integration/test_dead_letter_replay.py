@@ -29,8 +29,8 @@ from rollmill_builder.settings import BuilderSettings
 from rollmill_reward_merger.app import build as build_merger
 from rollmill_reward_merger.settings import RewardMergerSettings
 from rollmill_reward_merger.stage import RewardMergerStage
-from rollmill_reward_merger.state import Held
-from rollmill_reward_merger.timers import Watch
+from rollmill_reward_merger.state import StateValue
+from rollmill_reward_merger.timers import TimerScheduler
 
 pytestmark = pytest.mark.kafka
 
@@ -40,7 +40,7 @@ TOKENS = 3
 class BadDeploy(RewardMergerStage):
     """Fails on every session whose id says so."""
 
-    def process(self, state: StateView[Held], record: InputRecord, local: Watch) -> Outputs:
+    def process(self, state: StateView[StateValue], record: InputRecord, local: TimerScheduler) -> Outputs:
         if record.key.startswith(b"bad"):
             raise KeyError(record.key)
         return super().process(state, record, local)

@@ -14,7 +14,7 @@ from rollmill.models import Evaluation, SessionSpec, Trajectory
 from rollmill_reward_merger.merging import is_timer, merge, slots_by_id
 
 
-def first_complete(spec: SessionSpec, evaluations: Sequence[Evaluation]) -> int | None:
+def first_complete_length(spec: SessionSpec, evaluations: Sequence[Evaluation]) -> int | None:
     """Length of the first complete set; None while it is not complete."""
     missing = {evaluator.label for evaluator in spec.evaluators}
     slots = slots_by_id(evaluations)
@@ -27,9 +27,9 @@ def first_complete(spec: SessionSpec, evaluations: Sequence[Evaluation]) -> int 
     return None
 
 
-def beginnings(spec: SessionSpec, evaluations: Sequence[Evaluation]) -> list[Sequence[Evaluation]]:
+def revision_inputs(spec: SessionSpec, evaluations: Sequence[Evaluation]) -> list[Sequence[Evaluation]]:
     """What each revision so far merges, in order; empty while the first set is not complete."""
-    first = first_complete(spec, evaluations)
+    first = first_complete_length(spec, evaluations)
     if first is None:
         return []
     merged = [each for position, each in enumerate(evaluations) if position < first or not is_timer(each)]
@@ -38,13 +38,13 @@ def beginnings(spec: SessionSpec, evaluations: Sequence[Evaluation]) -> list[Seq
 
 def revisions(trajectory: Trajectory, evaluations: Sequence[Evaluation], *, after: int = 0) -> list[Trajectory]:
     """The revisions from number ``after`` on, in order."""
-    numbered = list(enumerate(beginnings(trajectory.spec, evaluations)))
+    numbered = list(enumerate(revision_inputs(trajectory.spec, evaluations)))
     return [merge(trajectory, merged).replace(revision=number) for number, merged in numbered[after:]]
 
 
-def complete_at(trajectory: Trajectory, evaluations: Sequence[Evaluation]) -> float | None:
+def first_merge_at(trajectory: Trajectory, evaluations: Sequence[Evaluation]) -> float | None:
     """Event time of the first merge, 0.0 where no record has one; None while the first set is not complete."""
-    first = first_complete(trajectory.spec, evaluations)
+    first = first_complete_length(trajectory.spec, evaluations)
     if first is None:
         return None
     return max(trajectory.closed_at, evaluations[first - 1].at if first else 0.0)

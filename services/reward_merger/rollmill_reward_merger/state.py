@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from rollmill.codec import MSGPACK, decode, encode
 from rollmill.models import Evaluation, Trajectory, dump_json
+from rollmill.runtime.stream import StateView
 
-EVALUATIONS_OF = "/evaluations"
-CLOSED_OF = "/closed"
+EVALUATIONS_SUFFIX = "/evaluations"
+CLOSED_SUFFIX = "/closed"
 
 HASH = 8
 """Bytes of a hash in a marker."""
@@ -57,14 +58,14 @@ class ClosedMarker:
     known: tuple[bytes, ...]
     """Of each evaluation that came in time: hash of its id, then hash of its content."""
 
-    def recall(self, evaluation: Evaluation) -> bool | None:
+    def matches(self, evaluation: Evaluation) -> bool | None:
         """True: it came before. False: its id came before with other content. None: its id is new."""
         name = short_hash(evaluation.evaluation_id.encode())
         known = next((each for each in self.known if each.startswith(name)), None)
         return None if known is None else known == fingerprint(evaluation)
 
 
-Held = Built | PendingEvaluations | ClosedMarker
+StateValue = Built | PendingEvaluations | ClosedMarker
 
 
 def key_of(record: Trajectory | Evaluation) -> str:
@@ -81,14 +82,23 @@ def fingerprint(evaluation: Evaluation) -> bytes:
     return short_hash(evaluation.evaluation_id.encode()) + short_hash(dump_json(content))
 
 
-def fold(key: str, value: Held | None, payload: bytes) -> Held:
+def apply_update(key: str, value: StateValue | None, payload: bytes) -> StateValue:
     """``value`` after one update."""
-    if key.endswith(CLOSED_OF):
+    if key.endswith(CLOSED_SUFFIX):
         return unpack_closed(payload)
-    if not key.endswith(EVALUATIONS_OF):
+    if not key.endswith(EVALUATIONS_SUFFIX):
         return Built(decode(Trajectory, payload), short_hash(payload))
-    before = value.evaluations if isinstance(value, PendingEvaluations) else ()
-    return PendingEvaluations((*before, decode(Evaluation, payload)))
+    return PendingEvaluations((*pending_evaluations(value), decode(Evaluation, payload)))
+
+
+def pending_evaluations(value: StateValue | None) -> tuple[Evaluation, ...]:
+    """Those that ``value`` holds: none, unless it is the value of a session's evaluations."""
+    return value.evaluations if isinstance(value, PendingEvaluations) else ()
+
+
+def evaluations_of(state: StateView[StateValue], key: str) -> tuple[Evaluation, ...]:
+    """All evaluations so far of the session with this key."""
+    return pending_evaluations(state.get(key + EVALUATIONS_SUFFIX))
 
 
 def pack_trajectory(trajectory: Trajectory) -> bytes:

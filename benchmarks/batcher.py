@@ -25,7 +25,8 @@ from benchmarks.queue_contender import transfer_queue
 from rollmill.trainer.layouts.arrays import PackedArrays, pack, pad
 from rollmill.trainer.layouts.micro_batch import tensors_of
 from rollmill.trainer.layouts.safetensors_reader import read_batch
-from rollmill_batcher.steps.packing import Size, plan
+from rollmill_batcher.groups.config import Size
+from rollmill_batcher.steps.packing import plan_layout
 
 ROUNDS = 7
 RANKS = (1, 2, 8)
@@ -125,7 +126,7 @@ def _packing(made: Traces) -> dict[str, float]:
     """How full micro-batches of 32,768 tokens are after rounding to equal counts, by number of ranks."""
     sizes = [Size(length, 9 * length) for length in made.lengths]
     budget = Size(BUDGET, 9 * BUDGET)
-    counts = {ranks: sum(map(len, plan(sizes, budget, ranks, seed=0))) for ranks in RANKS}
+    counts = {ranks: sum(map(len, plan_layout(sizes, budget, ranks, seed=0))) for ranks in RANKS}
     return {f"{ranks}_ranks": round(made.tokens / (count * BUDGET), 4) for ranks, count in counts.items()}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollmill.models import BatchHeader, Denominators, GroupRow, PolicyVersion, Trace, TraceRow, TraceTurn, VersionRun
-from rollmill_batcher.steps.tensors import PackedTrace, dump, pack
+from rollmill_batcher.steps.tensors import PackedTrace, encode_batch, pack_tensors
 
 TRACES, LONGEST, BUDGET = 256, 32768, 32768
 GROUP = 8
@@ -52,11 +52,11 @@ def _trace(index: int, length: int, draw: np.random.Generator) -> Trace:
 
 def message(made: Traces) -> bytes:
     """All traces in one record; larger than what Kafka takes, so that a padded batch has all of them."""
-    lines = [
+    packed = [
         PackedTrace(trace, index, advantage=index % 2 - 0.5, weight=1.0, group=index // GROUP, session=index)
         for index, trace in enumerate(made.traces)
     ]
-    return dump(_header(made), pack(lines))
+    return encode_batch(_header(made), pack_tensors(packed))
 
 
 def _header(made: Traces) -> BatchHeader:

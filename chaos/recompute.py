@@ -1,4 +1,4 @@
-"""Every batch once more, from the topic ``cuts``: the same topics and cuts must give the same bytes (rule B2)."""
+"""Computes every batch again from the topic ``cuts``: equal topics and cuts must give equal bytes (rule B2)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rollmill.topics import BATCHES, CUTS, Topic
 from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held, groups, progress_of
-from rollmill_batcher.steps.cut import effects_of
-from rollmill_batcher.steps.cut_planning import decide
+from rollmill_batcher.state import progress_of, waiting_groups
+from rollmill_batcher.steps.cut import cut_outputs
+from rollmill_batcher.steps.cut_planning import plan_cut
 
 Bytes = dict[tuple[int, bytes], bytes]
 """Batches by partition and key."""
@@ -27,42 +27,46 @@ Bytes = dict[tuple[int, bytes], bytes]
 
 @dataclass
 class Recomputing:
-    """The batcher's state, folded again; intake first, then the cut (rule B2).
+    """Builds the batcher's state again: of each cut the intake first, then the cut itself (rule B2).
 
-    A return of steps is no decision of a cut: their own cuts decide what they train, and the request, which lies in
-    ``acks`` like all input, says for how many ranks. So it is met on the way.
+    A return of steps is no cut: the cuts of the steps decide what they train, and the request, which is in ``acks``
+    like all input, names the number of ranks. So it is processed as part of the intake.
     """
 
-    rules: BatcherConfig
+    config: BatcherConfig
     waiting: dict[str, list[InputRecord]]
     """Input by ``topic/partition``, in order."""
     found: Bytes = field(default_factory=dict)
     differing: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._stage = BatcherStage(self.rules)
-        self._state = TaskState[Held](self._stage.apply)
+        self._stage = BatcherStage(self.config)
+        self._local = self._stage.task_local()
+        self._state = TaskState.of(self._stage, self._local)
 
     def cut(self, cut: Cut) -> None:
         self._take_in(cut.positions)
         bare = cut.replace(batch_id=None, groups=(), excluded={})
-        decision = decide(groups(self._state), progress_of(self._state), bare, self.rules)
-        effects = effects_of(self._state, bare, decision, self.rules)
-        for emit in effects.records:
-            if emit.topic is CUTS and emit.value != cut:
+        plan = plan_cut(
+            waiting_groups(self._state), progress_of(self._state), bare, self.config, self._local.evaluations
+        )
+        outputs = cut_outputs(self._state, bare, plan, self.config)
+        for record in outputs.records:
+            if record.topic is CUTS and record.value != cut:
                 self.differing.append(f"cut {cut.sequence}: decided otherwise")
-        self._note(effects, f"~{cut.sequence:020d}")
+        self._apply(outputs, f"~{cut.sequence:020d}")
 
     def rest(self) -> None:
-        """What came after the last cut."""
+        """Processes the records after the last cut."""
         self._take_in({slot: records[-1].offset + 1 for slot, records in self.waiting.items() if records})
 
-    def _note(self, effects: Outputs, origin: str) -> None:
-        for emit in effects.records:
-            if emit.topic is BATCHES and isinstance(emit.value, bytes):
-                self.found[emit.partition or 0, emit.key.encode()] = emit.value
-        self._state.stage(effects, origin)
+    def _apply(self, outputs: Outputs, origin: str) -> None:
+        for record in outputs.records:
+            if record.topic is BATCHES and isinstance(record.value, bytes):
+                self.found[record.partition or 0, record.key.encode()] = record.value
+        self._state.stage(outputs, origin)
         self._state.commit()
+        self._local.committed(self._state)
 
     def _take_in(self, positions: Mapping[str, int]) -> None:
         for slot, offset in positions.items():
@@ -72,15 +76,15 @@ class Recomputing:
 
     def _process(self, record: InputRecord) -> None:
         try:
-            effects = self._stage.process(self._state, record)
+            outputs = self._stage.process(self._state, record, self._local)
         except PoisonRecordError:
-            return  # the engine has set it aside
+            return  # the engine wrote a dead letter
         index = self._stage.inputs.index(record.topic)
-        self._note(effects, origin_of(index, record.partition, record.offset))
+        self._apply(outputs, origin_of(index, record.partition, record.offset))
 
 
 async def recompute(stack: Stack) -> tuple[int, list[str]]:
-    """The number of batches, and what differs."""
+    """The number of batches in the log, and a line for each difference."""
     settings = BatcherSettings(**_options(stack.programs["batcher"].env))
     async with Log.open(stack.settings) as log:
         cuts = [decode(Cut, record.value, tuple(record.headers)) async for record in log.read(CUTS)]
@@ -89,7 +93,7 @@ async def recompute(stack: Stack) -> tuple[int, list[str]]:
         for topic in BatcherStage.inputs:
             async for record in log.read(topic):
                 waiting.setdefault(f"{topic.name}/{record.partition}", []).append(_input(topic, record))
-    work = Recomputing(settings.rules(), waiting)
+    work = Recomputing(settings.batcher_config(), waiting)
     for cut in sorted(cuts, key=lambda cut: cut.sequence):
         work.cut(cut)
     work.rest()
@@ -98,18 +102,18 @@ async def recompute(stack: Stack) -> tuple[int, list[str]]:
 
 def _options(environment: Mapping[str, str]) -> dict[str, Any]:
     """The settings that the service was started with."""
-    said = {name.removeprefix("ROLLMILL_").lower(): value for name, value in environment.items()}
-    return {name: None if value == "none" else value for name, value in said.items()}
+    values = {name.removeprefix("ROLLMILL_").lower(): value for name, value in environment.items()}
+    return {name: None if value == "none" else value for name, value in values.items()}
 
 
 def _input(topic: Topic, record: KafkaRecord) -> InputRecord:
     return InputRecord(topic, record.partition, record.offset, record.key or b"", record.value, tuple(record.headers))
 
 
-def _compared(there: Bytes, found: Bytes) -> list[str]:
-    names = sorted(there.keys() | found.keys())
+def _compared(logged: Bytes, found: Bytes) -> list[str]:
+    names = sorted(logged.keys() | found.keys())
     return [
         f"batch {key.decode()} of rank {rank} differs"
         for rank, key in names
-        if there.get((rank, key)) != found.get((rank, key))
+        if logged.get((rank, key)) != found.get((rank, key))
     ]

@@ -52,7 +52,7 @@ def settings_of(broker: EmbeddedKafka, prefix: str, **changes: Any) -> BatcherSe
 async def running(settings: BatcherSettings) -> AsyncIterator[asyncio.Task[None]]:
     tools = TaskTools(settings, KafkaClients(settings), SystemClock(), Metrics("batcher"), Health())
     stop = asyncio.Event()
-    job = asyncio.create_task(run_stages([BatcherStage(settings.rules())], tools, stop))
+    job = asyncio.create_task(run_stages([BatcherStage(settings.batcher_config())], tools, stop))
     try:
         yield job
     finally:

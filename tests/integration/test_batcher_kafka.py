@@ -54,7 +54,7 @@ async def running(settings: BatcherSettings) -> AsyncIterator[None]:
     """A batcher of its own: each time it starts from what Kafka holds."""
     tools = TaskTools(settings, KafkaClients(settings), SystemClock(), Metrics("batcher"), Health())
     stop = asyncio.Event()
-    job = asyncio.create_task(run_stages([BatcherStage(settings.rules())], tools, stop))
+    job = asyncio.create_task(run_stages([BatcherStage(settings.batcher_config())], tools, stop))
     try:
         yield
     finally:

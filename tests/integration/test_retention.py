@@ -48,7 +48,7 @@ pytestmark = pytest.mark.kafka
 class Place:
     """A stage's topics, and the stage to run on them; each run is a new start from what Kafka holds."""
 
-    def __init__(self, settings: ServiceSettings, stages: Callable[[], Sequence[Processor[Any]]]) -> None:
+    def __init__(self, settings: ServiceSettings, stages: Callable[[], Sequence[Processor[Any, Any]]]) -> None:
         self.settings, self._stages = settings, stages
         self._sent = 0
 
@@ -149,13 +149,13 @@ async def test_a_group_whose_first_member_was_deleted_is_batched_whole(
 ) -> None:
     settings = BatcherSettings(**common(kafka_broker, topic_prefix), batch_partitions=1, groups_per_step=1)
     await apply_topics(settings)
-    place, now = Place(settings, lambda: [BatcherStage(settings.rules())]), SystemClock().now()
+    place, now = Place(settings, lambda: [BatcherStage(settings.batcher_config())]), SystemClock().now()
     members = [sample_trajectory(f"s{n}", float(n), closed_at=now) for n in (0, 1)]
     await place.send(TRAJECTORIES, members[0])
     await place.run()
     await place.forget()
     await place.send(TRAJECTORIES, members[1])
-    async with running(settings, [BatcherStage(settings.rules())]):
+    async with running(settings, [BatcherStage(settings.batcher_config())]):
         (cut,) = await _cuts(settings)
     assert cut.groups == ("g",)
 

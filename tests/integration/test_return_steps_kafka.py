@@ -142,7 +142,7 @@ def content(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...]]]:
 async def test_four_ranks_become_three_and_nothing_is_lost_or_doubled(settings: BatcherSettings) -> None:
     members = rollouts()
     await send(settings, members)
-    async with running(settings, [BatcherStage(settings.rules())]):
+    async with running(settings, [BatcherStage(settings.batcher_config())]):
         states = await asyncio.to_thread(uneven_end, settings)
         with pytest.raises(ConfigurationError, match=r"`rollmill batches return --world-size 3 --from-step 1`"):
             await asyncio.to_thread(train, settings, 0, 3, 1, *states)
@@ -165,7 +165,7 @@ async def test_a_checkpoint_before_acknowledged_steps_goes_back_as_far_as_their_
     settings: BatcherSettings,
 ) -> None:
     await send(settings, rollouts())
-    async with running(settings, [BatcherStage(settings.rules())]):
+    async with running(settings, [BatcherStage(settings.batcher_config())]):
         before = await asyncio.to_thread(together, settings, 4, 2)
         with pytest.raises(RetryableError, match="has not answered"):
             await return_steps(settings, SystemClock(), 3, 0, 2.0)

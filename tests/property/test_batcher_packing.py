@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill_batcher.steps.packing import Bin, Size, first_fit_decreasing, plan
+from rollmill_batcher.groups.config import Size
+from rollmill_batcher.steps.packing import Bin, first_fit_decreasing, plan_layout
 
 TOKENS = 32768
 BUDGET = Size(TOKENS, 9 * TOKENS)
@@ -43,8 +44,8 @@ def test_packing_is_at_least_97_percent_full_before_rounding(kind: str, seed: in
     assert fullness(sizes, len(bins)) >= 0.97
 
 
-def placed(shares: tuple[tuple[Bin, ...], ...]) -> list[int]:
-    return sorted(index for share in shares for members in share for index in members)
+def placed(layout: tuple[tuple[Bin, ...], ...]) -> list[int]:
+    return sorted(index for bins in layout for members in bins for index in members)
 
 
 @settings(max_examples=10, deadline=None)
@@ -53,18 +54,18 @@ def test_rounding_costs_less_than_one_micro_batch_per_rank(kind: str, seed: int,
     """The count is the next multiple of the number of ranks, all of them within the budget."""
     sizes = long_tailed(kind, seed)
     full = len(first_fit_decreasing(sizes, BUDGET))
-    shares = plan(sizes, BUDGET, ranks, seed=seed % 100)
-    assert placed(shares) == list(range(TRACES))
-    assert all(sum(sizes[i].tokens for i in members) <= TOKENS for share in shares for members in share)
-    assert {len(share) for share in shares} == {-(-full // ranks)}
+    layout = plan_layout(sizes, BUDGET, ranks, seed=seed % 100)
+    assert placed(layout) == list(range(TRACES))
+    assert all(sum(sizes[i].tokens for i in members) <= TOKENS for bins in layout for members in bins)
+    assert {len(bins) for bins in layout} == {-(-full // ranks)}
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches", "full"), [(1, 135, 0.9931), (2, 136, 0.9858), (8, 136, 0.9858)])
 def test_the_figures_for_one_step(ranks: int, micro_batches: int, full: float) -> None:
     """1,024 lognormal traces: micro-batches of all ranks, and how full they are after rounding to equal counts."""
     sizes = long_tailed("lognormal", 7)
-    shares = plan(sizes, BUDGET, ranks, seed=0)
-    count = sum(map(len, shares))
+    layout = plan_layout(sizes, BUDGET, ranks, seed=0)
+    count = sum(map(len, layout))
     assert (count, round(fullness(sizes, count), 4)) == (micro_batches, full)
 
 
@@ -73,6 +74,6 @@ def test_the_figures_for_one_step(ranks: int, micro_batches: int, full: float) -
 def test_ranks_get_about_the_same_attention_cost(seed: int, ranks: int) -> None:
     """The heaviest rank is above the mean by less than one micro-batch's worth of the longest trace."""
     sizes = long_tailed("lognormal", seed, count=256)
-    shares = plan(sizes, BUDGET, ranks, seed=0)
-    work = [sum(sizes[i].cost for members in share for i in members) for share in shares]
+    layout = plan_layout(sizes, BUDGET, ranks, seed=0)
+    work = [sum(sizes[i].cost for members in bins for i in members) for bins in layout]
     assert max(work) - sum(work) / ranks <= TOKENS**2

@@ -15,21 +15,18 @@ from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, CUTS, OUTCOMES, POLICIES, TRAJECTORIES
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, Credit, GroupRules, Learning
+from rollmill_batcher.groups.config import BatcherConfig, Credit, GroupRules, Learning, LossWeighting, Size, StepOrder
 from rollmill_batcher.groups.staleness import Staleness, StalenessAction
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
-from rollmill_batcher.state import groups as waiting_groups
+from rollmill_batcher.state import StateValue, waiting_groups
 from rollmill_batcher.steps.advantages import Grpo
-from rollmill_batcher.steps.group_ordering import StepOrder
-from rollmill_batcher.steps.loss_weights import LossWeighting
-from rollmill_batcher.steps.packing import Size, plan
+from rollmill_batcher.steps.packing import plan_layout
 
-Task = MemoryTask[Held]
+Task = MemoryTask[StateValue]
 LIMIT = Staleness(2)
 
 
-def rules(
+def config_of(
     *,
     world_size: int = 1,
     tokens: int = 64,
@@ -120,7 +117,7 @@ def sampled(members: Sequence[Trajectory]) -> int:
 def test_every_token_is_trained_excluded_or_waits(
     members: list[Trajectory], world_size: int, tokens: int, chosen: dict[str, Any]
 ) -> None:
-    task = run(rules(world_size=world_size, tokens=tokens, **chosen), members)
+    task = run(config_of(world_size=world_size, tokens=tokens, **chosen), members)
     found = batches(task)
     trained = sum(int(batch.loss_mask.sum()) for batch in found)
     words = [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
@@ -136,7 +133,7 @@ def test_the_order_of_arrival_changes_nothing(
     members: list[Trajectory], data: st.DataObject, chosen: dict[str, Any]
 ) -> None:
     shuffled = data.draw(st.permutations(members))
-    made = rules(world_size=2, **chosen)
+    made = config_of(world_size=2, **chosen)
     assert outputs(run(made, members)) == outputs(run(made, shuffled))
 
 
@@ -146,14 +143,14 @@ def test_live_and_restored_state_are_equal_whatever_the_interleaving(
     members: list[Trajectory], data: st.DataObject
 ) -> None:
     revised = [member.replace(revision=1) for member in data.draw(st.lists(st.sampled_from(members), max_size=3))]
-    task = run(rules(), data.draw(st.permutations([*members, *revised])))
+    task = run(config_of(), data.draw(st.permutations([*members, *revised])))
     assert dict(task.restored().items()) == dict(task.state.items())
 
 
 @settings(max_examples=40, deadline=None)
 @given(members=groups(), world_size=st.integers(1, 4), tokens=st.integers(24, 64))
 def test_batches_hold_the_traces_unchanged(members: list[Trajectory], world_size: int, tokens: int) -> None:
-    task = run(rules(world_size=world_size, tokens=tokens), members)
+    task = run(config_of(world_size=world_size, tokens=tokens), members)
     found = batches(task)
     assert len({(batch.header.rank, batch.header.micro_batch) for batch in found}) == len(found)
     assert all(len(batch.input_ids) <= tokens for batch in found)
@@ -215,8 +212,8 @@ def trajectories(contents: Sequence[tuple[float, list[int]]], *, halves: bool) -
 def test_no_split_and_no_placement_changes_the_gradient(
     contents: list[tuple[float, list[int]]], weighting: LossWeighting, world_size: int, tokens: int, seed: int
 ) -> None:
-    plain = run(rules(weighting=weighting), trajectories(contents, halves=False), version=0)
-    other = rules(weighting=weighting, world_size=world_size, tokens=tokens, seed=seed)
+    plain = run(config_of(weighting=weighting), trajectories(contents, halves=False), version=0)
+    other = config_of(weighting=weighting, world_size=world_size, tokens=tokens, seed=seed)
     split = run(other, trajectories(contents, halves=True), version=0)
     np.testing.assert_allclose(gradient(split), gradient(plain), atol=1e-6)
 
@@ -229,7 +226,7 @@ def test_no_split_and_no_placement_changes_the_gradient(
 )
 def test_packing_places_every_trace_once_within_the_budget(lengths: list[int], ranks: int, seed: int) -> None:
     sizes = [Size(length, 9 * length) for length in lengths]
-    found = plan(sizes, Size(50, 450), ranks, seed)
+    found = plan_layout(sizes, Size(50, 450), ranks, seed)
     assert sorted(index for share in found for members in share for index in members) == list(range(len(lengths)))
     assert {len(share) for share in found} == {len(found[0])}
     assert all(sum(lengths[index] for index in members) <= 50 for share in found for members in share)

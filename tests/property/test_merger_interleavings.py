@@ -13,7 +13,7 @@ from rollmill.testing.samples.trajectories import Reply, sample_trace
 from rollmill.topics import BUILT, EVALUATIONS, TRAJECTORIES, Topic
 from rollmill_reward_merger.merging import merge
 from rollmill_reward_merger.stage import RewardMergerStage
-from rollmill_reward_merger.state import Held
+from rollmill_reward_merger.state import StateValue
 from rollmill_reward_merger.timers import Due, Timer, Windows
 
 SESSIONS = ("s1", "s2")
@@ -76,18 +76,18 @@ def interleaved(log: Log, built_first: list[bool]) -> list[Step]:
     return [*steps, *built, *said]
 
 
-def run(steps: list[Step]) -> MemoryTask[Held]:
+def run(steps: list[Step]) -> MemoryTask[StateValue]:
     task = MemoryTask(RewardMergerStage(partitions=1, windows=WINDOWS))
     for topic, record in steps:
         task.feed(topic, record)
     return task
 
 
-def emitted(task: MemoryTask[Held]) -> dict[str, list[object]]:
+def emitted(task: MemoryTask[StateValue]) -> dict[str, list[object]]:
     return {name: [emit.value for emit in task.of(TRAJECTORIES) if emit.key == name] for name in SESSIONS}
 
 
-def refused(task: MemoryTask[Held]) -> list[tuple[int, str]]:
+def refused(task: MemoryTask[StateValue]) -> list[tuple[int, str]]:
     return sorted((record.offset, error.reason) for record, error in task.dead_letters)
 
 
@@ -111,7 +111,7 @@ def test_restored_state_is_live_state_at_every_step(log: Log, order: list[bool])
 def test_a_restart_in_the_middle_changes_nothing(log: Log, order: list[bool], crash: int) -> None:
     steps = interleaved(log, order)
     whole, task = run(steps), run(steps[:crash])
-    task.state = task.restored()
+    task.restart()
     for topic, record in steps[crash:]:
         task.feed(topic, record)
     assert emitted(task) == emitted(whole)

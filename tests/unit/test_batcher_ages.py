@@ -22,14 +22,13 @@ from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_tr
 from rollmill.topics import ACKS, BATCHES, OUTCOMES, POLICIES, REFILLS, TRAJECTORIES
 from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning, Size
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness, StalenessAction
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.packing import Size
 
-BATCHER_RULES = BatcherConfig(
+BATCHER_CONFIG = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -37,14 +36,14 @@ BATCHER_RULES = BatcherConfig(
     groups_per_step=1,
     micro_batch=Size(64, 8192),
 )
-Task = MemoryTask[Held]
+Task = MemoryTask[StateValue]
 
 OLD, NEW = Reply((5,), PolicyVersion(0, 2)), Reply((6, 7, 8), PolicyVersion(0, 6))
 """One token of version 2, three of version 6: at version 7 the ages are 5 and 1, 2 in the mean."""
 
 
 def task_of(limit: int | None, version: int, *members: Trajectory, **staleness: Any) -> Task:
-    task: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, staleness=Staleness(limit, **staleness))))
+    task: Task = MemoryTask(BatcherStage(replace(BATCHER_CONFIG, staleness=Staleness(limit, **staleness))))
     announce(task, version)
     for member in members:
         task.feed(TRAJECTORIES, member)
@@ -199,7 +198,7 @@ def test_traces_are_counted_by_length_and_those_dropped_among_them() -> None:
 
 def test_a_queued_step_ages_what_waits_behind_it() -> None:
     fresh = Reply((5,), PolicyVersion(0, 7))
-    task: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, staleness=Staleness(0), steps_ahead=2)))
+    task: Task = MemoryTask(BatcherStage(replace(BATCHER_CONFIG, staleness=Staleness(0), steps_ahead=2)))
     announce(task, 7)
     for member in (*pair(fresh, group="g0"), *pair(fresh, group="g1")):
         task.feed(TRAJECTORIES, member)

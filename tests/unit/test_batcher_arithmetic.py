@@ -9,10 +9,11 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyVersion, StrategySpec
 from rollmill.strategies import advantage_registry
 from rollmill.testing.samples.trajectories import Reply, sample_trace
+from rollmill_batcher.groups.config import LossWeighting, Size
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness, oldest_version
 from rollmill_batcher.steps.advantages import Grpo, NoAdvantage, Rloo
-from rollmill_batcher.steps.loss_weights import LossWeighting, Share, denominators, loss_weights
-from rollmill_batcher.steps.packing import Size, first_fit_decreasing, plan
+from rollmill_batcher.steps.loss_weights import TrainedTokens, denominators, loss_weights
+from rollmill_batcher.steps.packing import first_fit_decreasing, plan_layout
 
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5])
 
@@ -68,14 +69,21 @@ def test_strategies_are_found_by_name_and_bad_configs_refused() -> None:
             registry.create(StrategySpec(strategy="grpo", config=config))
 
 
-SHARES = [Share("g", ("a", 1), 4), Share("g", ("a", 1), 2), Share("g", ("b", 1), 4), Share("h", ("c", 1), 5)]
+TRAINED = [
+    TrainedTokens("g", ("a", 1), 4),
+    TrainedTokens("g", ("a", 1), 2),
+    TrainedTokens("g", ("b", 1), 4),
+    TrainedTokens("h", ("c", 1), 5),
+]
 
 
 def test_token_mean_divides_by_all_trained_tokens() -> None:
     """Micro-batches of 2, 8 and 0 trained tokens with losses 6, 4 and 0: one mean over tokens, no mean of means."""
-    shares = [Share("g", ("a", 1), 2), Share("g", ("b", 1), 8)]
-    weights = loss_weights(LossWeighting.TOKEN_MEAN, shares, 1.0)
-    assert (6.0 * weights[0] + 4.0 * weights[1]) / denominators(LossWeighting.TOKEN_MEAN, shares, weights).tokens == 1.0
+    trained = [TrainedTokens("g", ("a", 1), 2), TrainedTokens("g", ("b", 1), 8)]
+    weights = loss_weights(LossWeighting.TOKEN_MEAN, trained, 1.0)
+    assert (6.0 * weights[0] + 4.0 * weights[1]) / denominators(
+        LossWeighting.TOKEN_MEAN, trained, weights
+    ).tokens == 1.0
 
 
 @pytest.mark.parametrize(
@@ -88,8 +96,8 @@ def test_token_mean_divides_by_all_trained_tokens() -> None:
     ],
 )
 def test_weights_and_their_denominator(weighting: LossWeighting, weights: list[float], denominator: float) -> None:
-    assert loss_weights(weighting, SHARES, 64.0) == pytest.approx(weights, rel=1e-15)
-    found = denominators(weighting, SHARES, weights)
+    assert loss_weights(weighting, TRAINED, 64.0) == pytest.approx(weights, rel=1e-15)
+    found = denominators(weighting, TRAINED, weights)
     assert found.weighted_tokens == pytest.approx(denominator, rel=1e-12)
     assert (found.tokens, found.rollouts, found.groups) == (15, 3, 2)
 
@@ -110,18 +118,18 @@ def test_bytes_bound_a_bin_like_tokens() -> None:
 
 
 def test_the_heaviest_bin_is_halved_before_a_filler_is_made() -> None:
-    found = plan(sizes(5, 5), BUDGET, 2, seed=0)
+    found = plan_layout(sizes(5, 5), BUDGET, 2, seed=0)
     assert found == (((0,),), ((1,),))
 
 
 def test_a_filler_stands_where_nothing_can_be_halved() -> None:
-    assert sorted(plan(sizes(10), BUDGET, 2, seed=0)) == [((),), ((0,),)]
+    assert sorted(plan_layout(sizes(10), BUDGET, 2, seed=0)) == [((),), ((0,),)]
 
 
 def test_ranks_are_balanced_by_squared_lengths() -> None:
     """One trace of 8 costs as much as sixteen of 2, not as four."""
     lengths = (8, 8, 6, 6, 6, 6, 4, 4, 4, 4, 4, 4)
-    found = plan(sizes(*lengths), Size(8, 1000), 2, seed=3)
+    found = plan_layout(sizes(*lengths), Size(8, 1000), 2, seed=3)
     work = [sum(lengths[i] ** 2 for members in share for i in members) for share in found]
     assert len(found[0]) == len(found[1])
     assert abs(work[0] - work[1]) <= 16
@@ -129,7 +137,7 @@ def test_ranks_are_balanced_by_squared_lengths() -> None:
 
 def test_the_seed_orders_micro_batches_the_same_way_on_all_ranks() -> None:
     lengths = tuple(range(2, 10)) * 2
-    plain, other = (plan(sizes(*lengths), Size(9, 1000), 2, seed=seed) for seed in (1, 2))
+    plain, other = (plan_layout(sizes(*lengths), Size(9, 1000), 2, seed=seed) for seed in (1, 2))
     assert plain != other
     assert [sorted(share) for share in plain] == [sorted(share) for share in other]
     longest = [[max(lengths[i] for i in members) for members in share] for share in plain]

@@ -20,10 +20,10 @@ from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.majority import Majority
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo
 
-BATCHER_RULES = BatcherConfig(
+BATCHER_CONFIG = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -56,15 +56,15 @@ def answered(name: str, answer: Any, *, size: int = 4, reward: float | None = No
     return sample_trajectory(name, reward, size=size, output=output, ungraded_reason="no_evaluator")
 
 
-def ticked(members: Sequence[Trajectory], now: float = 120.0, **changes: Any) -> MemoryTask[Held]:
-    task: MemoryTask[Held] = MemoryTask(BatcherStage(replace(BATCHER_RULES, **changes)))
+def ticked(members: Sequence[Trajectory], now: float = 120.0, **changes: Any) -> MemoryTask[StateValue]:
+    task: MemoryTask[StateValue] = MemoryTask(BatcherStage(replace(BATCHER_CONFIG, **changes)))
     for member in members:
         task.feed(TRAJECTORIES, member)
     task.punctuate(now)
     return task
 
 
-def batch_of(task: MemoryTask[Held]) -> PackedBatch:
+def batch_of(task: MemoryTask[StateValue]) -> PackedBatch:
     (emit,) = task.of(BATCHES)
     assert isinstance(emit.value, bytes)
     return read_batch(emit.value)
@@ -167,12 +167,12 @@ def test_a_scorer_that_fails_stops_the_batcher(kind: str) -> None:
 
 
 def test_a_scorer_is_set_by_name_or_class() -> None:
-    named = BatcherSettings(group_scorer="majority", group_scorer_config={"field": "final"}).rules().scoring
-    own = BatcherSettings(group_scorer=f"{__name__}:Longest").rules().scoring
+    named = BatcherSettings(group_scorer="majority", group_scorer_config={"field": "final"}).batcher_config().scoring
+    own = BatcherSettings(group_scorer=f"{__name__}:Longest").batcher_config().scoring
     assert named is not None
     assert own is not None
     assert isinstance(named.scorer, Majority)
     assert own.name == f"{__name__}:Longest"
     for wrong in ({"group_scorer": "most"}, {"group_scorer": "majority", "group_scorer_config": {"k": 1}}):
         with pytest.raises((ConfigurationError, InvalidInputError)):
-            BatcherSettings(**wrong).rules()
+            BatcherSettings(**wrong).batcher_config()

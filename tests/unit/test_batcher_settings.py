@@ -20,17 +20,17 @@ def settings(**values: Any) -> BatcherSettings:
 
 
 def test_the_defaults_are_consistent_and_those_of_the_table() -> None:
-    rules = settings().rules()
-    assert isinstance(rules.learning.advantage, Grpo)
-    assert (rules.staleness, rules.treatments, rules.steps_ahead) == (Staleness(4), SamplePolicy(), 1)
+    config = settings().batcher_config()
+    assert isinstance(config.learning.advantage, Grpo)
+    assert (config.staleness, config.sample_policy, config.steps_ahead) == (Staleness(4), SamplePolicy(), 1)
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"MAX_STALENESS": "none", "ADVANTAGE_CONFIG": '{"scale": "batch"}', "ON_TIMEOUT": "train", "SEED": "7"}
     for name, value in values.items():
         monkeypatch.setenv(f"ROLLMILL_{name}", value)
-    rules = settings().rules()
-    assert (rules.staleness.limit, rules.treatments.timeout, rules.seed) == (None, Treatment.TRAIN, 7)
+    config = settings().batcher_config()
+    assert (config.staleness.limit, config.sample_policy.timeout, config.seed) == (None, Treatment.TRAIN, 7)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_contradictions_are_refused(values: dict[str, Any], complaint: str) -> N
 )
 def test_a_strategy_that_cannot_work_is_refused_at_the_start(values: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        settings(**values).rules()
+        settings(**values).batcher_config()
 
 
 def test_single_rollouts_are_fine_where_nothing_is_compared() -> None:
-    assert isinstance(settings(min_k=1, advantage="none").rules().learning.advantage, NoAdvantage)
+    assert isinstance(settings(min_k=1, advantage="none").batcher_config().learning.advantage, NoAdvantage)
 
 
 def test_the_service_is_one_stage_over_three_inputs() -> None:

@@ -23,15 +23,14 @@ from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, OUTCOMES, POLICIES, TRAJECTORIES
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning, Size
 from rollmill_batcher.groups.group import GroupState
 from rollmill_batcher.groups.staleness import Staleness
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import DoneGroup, Held, done_of, progress_of
+from rollmill_batcher.state import ClosedGroupMarker, StateValue, find_marker, progress_of
 from rollmill_batcher.steps.advantages import Grpo
-from rollmill_batcher.steps.packing import Size
 
-BATCHER_RULES = BatcherConfig(
+BATCHER_CONFIG = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("grpo", Grpo(scale="none")),
@@ -40,11 +39,11 @@ BATCHER_RULES = BatcherConfig(
     micro_batch=Size(64, 4096),
 )
 
-Task = MemoryTask[Held]
+Task = MemoryTask[StateValue]
 
 
 def task_of(**changes: Any) -> Task:
-    return MemoryTask(BatcherStage(replace(BATCHER_RULES, **changes)))
+    return MemoryTask(BatcherStage(replace(BATCHER_CONFIG, **changes)))
 
 
 def feed(task: Task, *members: Trajectory) -> None:
@@ -85,8 +84,8 @@ def excluded(task: Task) -> dict[str, list[str]]:
     return {reason: sorted(sessions) for reason, sessions in found.items()}
 
 
-def marker(task: Task, group: str) -> DoneGroup:
-    found = done_of(task.state, group)
+def marker(task: Task, group: str) -> ClosedGroupMarker:
+    found = find_marker(task.state, group)
     assert found is not None
     return found
 
@@ -477,8 +476,8 @@ def test_old_markers_are_forgotten_at_a_later_cut() -> None:
     acknowledge(task, 0)
     feed(task, *pair("g1", closed_at=900.0))
     task.punctuate(900.0)
-    assert done_of(task.state, "g0") is None
-    assert done_of(task.state, "g1") is not None
+    assert find_marker(task.state, "g0") is None
+    assert find_marker(task.state, "g1") is not None
     assert same_state(task)
 
 

@@ -26,18 +26,15 @@ from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, OUTCOMES, POLICIES, REFILLS, TRAJECTORIES
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, Credit, GroupRules, Learning
+from rollmill_batcher.groups.config import BatcherConfig, Credit, GroupRules, Learning, LossWeighting, Size, StepOrder
 from rollmill_batcher.groups.eligibility import Treatment
 from rollmill_batcher.groups.staleness import Staleness
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo, Grpo, NoAdvantage, Rloo
-from rollmill_batcher.steps.group_ordering import StepOrder
-from rollmill_batcher.steps.loss_weights import LossWeighting
-from rollmill_batcher.steps.packing import Size
 from rollmill_batcher.steps.reward_variance_monitor import MOST_IN_A_ROW
 
-BATCHER_RULES = BatcherConfig(
+BATCHER_CONFIG = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -45,11 +42,11 @@ BATCHER_RULES = BatcherConfig(
     groups_per_step=1,
     micro_batch=Size(64, 8192),
 )
-Task = MemoryTask[Held]
+Task = MemoryTask[StateValue]
 
 
 def task_of(*members: Trajectory, version: int = 0, **changes: Any) -> Task:
-    task: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, **changes)))
+    task: Task = MemoryTask(BatcherStage(replace(BATCHER_CONFIG, **changes)))
     task.feed(POLICIES, PolicyAnnouncement(version=PolicyVersion(0, version), at=1.0))
     for member in members:
         task.feed(TRAJECTORIES, member)
@@ -304,9 +301,9 @@ def test_b061_a_rollout_of_three_traces_counts_once_in_the_baseline() -> None:
 
 def test_b062_the_filter_of_equal_rewards_takes_forked_rollouts() -> None:
     forked = sample_trajectory("a", 1.0, traces=[sample_trace("a", index=n) for n in range(2)])
-    rules = GroupRules(deadline_seconds=60.0, drop_zero_variance=True)
-    assert chosen(ticked(forked, sample_trajectory("b", 0.0), groups=rules)) == [("g",)]
-    assert reasons(ticked(forked, sample_trajectory("b", 1.0), groups=rules)) == {"zero_variance": 9}
+    group_rules = GroupRules(deadline_seconds=60.0, drop_zero_variance=True)
+    assert chosen(ticked(forked, sample_trajectory("b", 0.0), groups=group_rules)) == [("g",)]
+    assert reasons(ticked(forked, sample_trajectory("b", 1.0), groups=group_rules)) == {"zero_variance": 9}
 
 
 def test_b065_each_failed_member_keeps_its_own_reason() -> None:
@@ -389,9 +386,9 @@ def test_b091_a_cut_of_failures_has_its_reasons_and_the_next_step_trains() -> No
 @pytest.mark.parametrize("filtered", [True, False])
 def test_b092_rewards_that_are_all_equal_are_said_once(*, filtered: bool) -> None:
     alike = [m for n in range(MOST_IN_A_ROW + 5) for m in pair(f"g{n:02}", rewards=(0.25, 0.25))]
-    rules = GroupRules(deadline_seconds=60.0, drop_zero_variance=filtered)
+    group_rules = GroupRules(deadline_seconds=60.0, drop_zero_variance=filtered)
     with structlog.testing.capture_logs() as logs:
-        task = ticked(*alike, groups=rules, groups_per_step=MOST_IN_A_ROW + 5)
+        task = ticked(*alike, groups=group_rules, groups_per_step=MOST_IN_A_ROW + 5)
     assert task.counts["equal_rewards"] == MOST_IN_A_ROW + 5
     assert [(line["log_level"], line["reward"], line["group"]) for line in logs] == [("warning", 0.25, "g49")]
 
@@ -411,11 +408,11 @@ def test_b092_a_group_with_one_reward_says_nothing_about_it() -> None:
 
 def test_a_truncated_rollout_that_does_not_count_trains_nothing() -> None:
     """One trace met the length limit; with ``exclude`` the other one has no advantage to be trained with."""
-    treatments = replace(BATCHER_RULES.treatments, truncated=Treatment.EXCLUDE)
+    sample_policy = replace(BATCHER_CONFIG.sample_policy, truncated=Treatment.EXCLUDE)
     cut_off = [sample_trace("g-0", finish_reason="length"), sample_trace("g-0", index=1)]
     members = [sample_trajectory("g-0", 1.0, traces=cut_off), *pair("g")[1:], sample_trajectory("g-2", 0.5)]
     sized = [m.replace(spec=SessionSpec(group_id="g", group_size=3)) for m in members]
-    task = ticked(*sized, treatments=treatments)
+    task = ticked(*sized, sample_policy=sample_policy)
     assert reasons(task) == {"truncated": 6}
     assert header_of(task).groups[0].failures == {"truncated": 1}
 

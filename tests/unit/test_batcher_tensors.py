@@ -6,7 +6,8 @@ from rollmill.models import BatchHeader, Denominators, PolicyVersion, Trace
 from rollmill.testing.samples.trajectories import Reply, sample_trace
 from rollmill.trainer.layouts import arrays as trainers
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.steps.tensors import PackedTrace, dump, filler, pack, record_bytes
+from rollmill_batcher.sizes import record_bytes
+from rollmill_batcher.steps.tensors import PackedTrace, encode_batch, filler, pack_tensors
 
 TWO_TURNS = sample_trace(
     "s1",
@@ -35,7 +36,9 @@ def header(**changes: object) -> BatchHeader:
 
 
 def written(*traces: Trace) -> PackedBatch:
-    return read_batch(dump(header(table=()), pack([PackedTrace(trace, -1, 2.0, 0.25) for trace in traces])))
+    return read_batch(
+        encode_batch(header(table=()), pack_tensors([PackedTrace(trace, -1, 2.0, 0.25) for trace in traces]))
+    )
 
 
 def test_values_lie_at_their_token() -> None:
@@ -94,7 +97,7 @@ def test_an_unlabelled_trace_has_context_versions() -> None:
 
 
 def test_a_filler_trains_nothing_and_uses_ids_of_the_step() -> None:
-    batch = read_batch(dump(header(filler=True), pack([filler(TWO_TURNS)])))
+    batch = read_batch(encode_batch(header(filler=True), pack_tensors([filler(TWO_TURNS)])))
     assert batch.header.filler
     assert batch.input_ids.tolist() == TWO_TURNS.prompt_ids.tolist() + TWO_TURNS.response_ids.tolist()
     assert not batch.loss_mask.any()
@@ -102,11 +105,13 @@ def test_a_filler_trains_nothing_and_uses_ids_of_the_step() -> None:
 
 
 def test_equal_content_gives_equal_bytes() -> None:
-    lines = [PackedTrace(TWO_TURNS, 0, 1.0, 1.0)]
-    first = dump(header(forks={2: 7, 1: 3}), pack(lines))
-    assert first == dump(header(forks={1: 3, 2: 7}), pack(lines))
+    packed = [PackedTrace(TWO_TURNS, 0, 1.0, 1.0)]
+    first = encode_batch(header(forks={2: 7, 1: 3}), pack_tensors(packed))
+    assert first == encode_batch(header(forks={1: 3, 2: 7}), pack_tensors(packed))
 
 
 def test_the_byte_estimate_is_an_upper_bound() -> None:
     for trace in (TWO_TURNS, ONE_TURN, ONE_TURN.replace(token_rewards=np.array([1.0], np.float32))):
-        assert sum(array.nbytes for array in pack([PackedTrace(trace, 0, 1.0, 1.0)]).values()) <= record_bytes(trace)
+        assert sum(array.nbytes for array in pack_tensors([PackedTrace(trace, 0, 1.0, 1.0)]).values()) <= record_bytes(
+            trace
+        )

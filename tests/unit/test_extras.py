@@ -17,13 +17,12 @@ from rollmill.trainer.batches.step import Step
 from rollmill.trainer.batches.step_assembly import StepRecords
 from rollmill.trainer.layouts.arrays import PackedArrays, pack, pad
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, Learning
+from rollmill_batcher.groups.config import BatcherConfig, Learning, Size
+from rollmill_batcher.sizes import record_bytes
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.packing import Size
-from rollmill_batcher.steps.tensors import PackedTrace, dump, extra_forms, record_bytes
-from rollmill_batcher.steps.tensors import pack as tensors_of
+from rollmill_batcher.steps.tensors import PackedTrace, encode_batch, extra_forms, pack_tensors
 
 EXPERTS = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
 REFERENCE = np.array([-0.5, -1.0, -2.0], np.float32)
@@ -33,7 +32,7 @@ def rollout(name: str, **extras: Any) -> Trajectory:
     return sample_trajectory(name, float(name == "a"), size=3, traces=[sample_trace(name, extras=extras)])
 
 
-def task_of(*members: Trajectory, world_size: int = 1, tokens: int = 64) -> MemoryTask[Held]:
+def task_of(*members: Trajectory, world_size: int = 1, tokens: int = 64) -> MemoryTask[StateValue]:
     rules = BatcherConfig(
         run="run",
         policy="policy",
@@ -42,14 +41,14 @@ def task_of(*members: Trajectory, world_size: int = 1, tokens: int = 64) -> Memo
         world_size=world_size,
         micro_batch=Size(tokens, 4096),
     )
-    task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
+    task: MemoryTask[StateValue] = MemoryTask(BatcherStage(rules))
     for member in members:
         task.feed(TRAJECTORIES, member)
     task.punctuate(200.0)
     return task
 
 
-def batches(task: MemoryTask[Held]) -> list[PackedBatch]:
+def batches(task: MemoryTask[StateValue]) -> list[PackedBatch]:
     return [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
 
 
@@ -149,8 +148,8 @@ def test_what_is_not_aligned_or_no_number_is_refused(values: Any) -> None:
 def broken(spans: list[list[int]]) -> bytes:
     header = batches(task_of(*MEMBERS))[0].header
     traces: list[Trace] = [sample_trace("a", (Reply((5, 6, 7)),), extras={"ref": REFERENCE})]
-    tensors = tensors_of([PackedTrace(trace, 0, 0.0, 1.0, 0, 0) for trace in traces], extra_forms(traces))
-    return dump(header, {**tensors, EXTRA_SPANS + "ref": np.array(spans, np.int32).reshape(len(spans), -1)})
+    tensors = pack_tensors([PackedTrace(trace, 0, 0.0, 1.0, 0, 0) for trace in traces], extra_forms(traces))
+    return encode_batch(header, {**tensors, EXTRA_SPANS + "ref": np.array(spans, np.int32).reshape(len(spans), -1)})
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_a_reader_refuses_rows_that_belong_nowhere(spans: list[list[int]]) -> No
 
 def test_their_bytes_count() -> None:
     traces = [sample_trace("a", extras={"experts": EXPERTS, "ref": REFERENCE})]
-    tensors = tensors_of([PackedTrace(traces[0], 0, 0.0, 1.0)], extra_forms(traces))
+    tensors = pack_tensors([PackedTrace(traces[0], 0, 0.0, 1.0)], extra_forms(traces))
     assert tensors[EXTRA + "experts"].nbytes == 12
     assert sum(array.nbytes for array in tensors.values()) <= record_bytes(traces[0])
     large = rollout("a", experts=np.zeros((3, 40, 40), np.uint8))

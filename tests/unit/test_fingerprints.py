@@ -14,7 +14,7 @@ from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler
 from rollmill.trainer.layouts.safetensors_reader import read_batch
 from rollmill_batcher.groups.config import BatcherConfig, Learning
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo
 
 
@@ -35,7 +35,7 @@ def offered(expect: str | None, **fingerprints: int) -> None:
 
 def test_a_header_counts_the_traces_of_each_fingerprint() -> None:
     rules = BatcherConfig(run="run", policy="policy", learning=Learning("dr_grpo", DrGrpo()), groups_per_step=1)
-    task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
+    task: MemoryTask[StateValue] = MemoryTask(BatcherStage(rules))
     for member in (rollout("a", 1.0, "m2", "m1"), rollout("b", 0.0, "m1", None)):
         task.feed(TRAJECTORIES, member)
     task.punctuate(200.0)

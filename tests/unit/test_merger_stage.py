@@ -23,7 +23,7 @@ from rollmill.models import (
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.topics import BUILT, EVALUATIONS, TRAJECTORIES, partition_of
 from rollmill_reward_merger.stage import MAX_EVALUATIONS, RewardMergerStage
-from rollmill_reward_merger.state import Held
+from rollmill_reward_merger.state import StateValue
 from rollmill_reward_merger.timers import Windows
 
 PARTITIONS = 4
@@ -31,7 +31,7 @@ HOME = partition_of(b"s1", PARTITIONS)
 START = 1000.0
 WINDOWS = Windows(revisions=600.0, markers=3600.0, orphans=7200.0)
 
-Task = MemoryTask[Held]
+Task = MemoryTask[StateValue]
 
 
 @pytest.fixture

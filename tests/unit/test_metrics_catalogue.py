@@ -18,7 +18,7 @@ from rollmill.ops.ledger.metrics import fates, show
 from rollmill.runtime.telemetry.catalogue import CATALOGUE, COMPONENTS, Kind, Metric, metrics_of
 from rollmill.runtime.telemetry.metrics import MOST_SERIES, Metrics, UndeclaredMetricError
 from rollmill_batcher.groups.group import CLOSED
-from rollmill_batcher.steps.cut_metrics import LENGTHS, MOST_STALE
+from rollmill_batcher.steps.cut_metrics import LARGEST_STALENESS, LENGTH_BOUNDS
 from rollmill_capture.upstream.formats.parser_failures import EMPTY_ARGUMENTS, NOT_PARSED
 from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
@@ -76,8 +76,13 @@ def test_entries_of_one_name_differ_in_label_values_alone() -> None:
         ("capture", "engine_ids", "engine", EngineKind),
         ("capture", "parser_failures", "sign", (EMPTY_ARGUMENTS, NOT_PARSED)),
         ("batcher", "groups_closed", "state", CLOSED),
-        ("batcher", "traces_judged", "length", [*(f"to_{bound}" for bound in LENGTHS), f"above_{LENGTHS[-1]}"]),
-        ("batcher", "tokens_by_staleness", "versions", [*map(str, range(MOST_STALE + 1)), "more"]),
+        (
+            "batcher",
+            "traces_judged",
+            "length",
+            [*(f"to_{bound}" for bound in LENGTH_BOUNDS), f"above_{LENGTH_BOUNDS[-1]}"],
+        ),
+        ("batcher", "tokens_by_staleness", "versions", [*map(str, range(LARGEST_STALENESS + 1)), "more"]),
         ("ledger", "ledger_length_tokens", "length", BUCKETS),
         ("ledger", "ledger_tokens", "fate", fates(Totals())),
     ],

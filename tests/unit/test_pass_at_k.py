@@ -12,7 +12,7 @@ from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_tr
 from rollmill.topics import BATCHES, OUTCOMES, TRAJECTORIES
 from rollmill_batcher.groups.config import BatcherConfig, Learning
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo
 
 
@@ -88,7 +88,7 @@ def test_versions_are_lines_of_their_own_and_a_person_can_read_them() -> None:
 
 def test_the_batcher_counts_evals_and_batches_none() -> None:
     rules = BatcherConfig(run="run", policy="policy", learning=Learning("dr_grpo", DrGrpo()), groups_per_step=1)
-    task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
+    task: MemoryTask[StateValue] = MemoryTask(BatcherStage(rules))
     for member in (exam("a", 1.0), exam("b", 0.0), exam("c", None)):
         task.feed(TRAJECTORIES, member)
     task.punctuate(1e6)

@@ -171,13 +171,13 @@ def merged_by_the_service(trajectory: Trajectory, *words: Evaluation) -> Traject
     return found
 
 
-def batched(*members: Trajectory, **treatments: Treatment) -> tuple[list[PackedBatch], dict[str, str]]:
+def batched(*members: Trajectory, **sample_policy: Treatment) -> tuple[list[PackedBatch], dict[str, str]]:
     """The micro-batches of one step, and why the rest was left out, by session."""
     rules = BatcherConfig(
         run="run",
         policy="policy",
         learning=Learning("none", NoAdvantage()),
-        treatments=SamplePolicy(**treatments),
+        sample_policy=SamplePolicy(**sample_policy),
         groups_per_step=1,
     )
     task: MemoryTask[Any] = MemoryTask(BatcherStage(rules))

@@ -12,11 +12,10 @@ from rollmill.topics import BATCHES, TRAJECTORIES
 from rollmill.trainer.layouts.arrays import pack
 from rollmill.trainer.layouts.returns import returns
 from rollmill.trainer.layouts.safetensors_reader import read_batch
-from rollmill_batcher.groups.config import BatcherConfig, Learning
+from rollmill_batcher.groups.config import BatcherConfig, Learning, Size
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.packing import Size
 
 BOUNDS = np.array([0, 3, 5], np.int32)
 REWARDS = np.array([0.5, -1.0], np.float32)
@@ -54,7 +53,7 @@ def test_returns_go_on_over_the_traces_of_a_rollout_wherever_they_are(world_size
         world_size=world_size,
         micro_batch=Size(tokens, 4096),
     )
-    task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
+    task: MemoryTask[StateValue] = MemoryTask(BatcherStage(rules))
     for member in (rollout("a", (1, 2), None, (4, 8)), rollout("b", None, None)):
         task.feed(TRAJECTORIES, member)
     task.punctuate(200.0)

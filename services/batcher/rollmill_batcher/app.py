@@ -1,4 +1,4 @@
-"""Wires the batcher: one stage, or none where the run is not handed over as batches."""
+"""The batcher as a service: one stage, or none where the run's batches are not made here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollmill_batcher.steps.cut import STAGE
 
 def build(settings: BatcherSettings) -> Service:
     """The service. Raises ConfigurationError where the settings name no usable strategy."""
-    rules = settings.rules()
+    config = settings.batcher_config()
     if settings.hand_over != "batches":
         return Service(name=STAGE, settings=settings, workers=(idle,))
-    return Service(name=STAGE, settings=settings, stages=(BatcherStage(rules),), checks=(no_other_consumer,))
+    return Service(name=STAGE, settings=settings, stages=(BatcherStage(config),), checks=(no_other_consumer,))

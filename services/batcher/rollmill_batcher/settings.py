@@ -12,13 +12,19 @@ from rollmill.models import StalenessBasis, StrategySpec
 from rollmill.settings import ServiceSettings
 from rollmill.strategies import BaseAdvantage, advantage_registry, group_scorer_registry
 from rollmill.topics import TRAJECTORIES
-from rollmill_batcher.groups.config import MICRO_BATCH_BYTES, BatcherConfig, Credit, GroupRules, Learning
+from rollmill_batcher.groups.config import (
+    MICRO_BATCH_BYTES,
+    BatcherConfig,
+    Credit,
+    GroupRules,
+    Learning,
+    LossWeighting,
+    Size,
+    StepOrder,
+)
 from rollmill_batcher.groups.eligibility import SamplePolicy, Treatment
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.staleness import Staleness, StalenessAction
-from rollmill_batcher.steps.group_ordering import StepOrder
-from rollmill_batcher.steps.loss_weights import LossWeighting
-from rollmill_batcher.steps.packing import Size
 
 
 class BatcherSettings(ServiceSettings):
@@ -111,7 +117,7 @@ class BatcherSettings(ServiceSettings):
             )
         return self
 
-    def rules(self) -> BatcherConfig:
+    def batcher_config(self) -> BatcherConfig:
         """The constants of every cut. Raises ConfigurationError."""
         return BatcherConfig(
             run=self.run,
@@ -120,14 +126,14 @@ class BatcherSettings(ServiceSettings):
             groups=self._group_rules(),
             scoring=self._scoring(),
             staleness=Staleness(self.max_staleness, self.staleness_action, self.staleness_basis),
-            treatments=SamplePolicy(self.on_error, self.on_timeout, self.on_truncated),
+            sample_policy=SamplePolicy(self.on_error, self.on_timeout, self.on_truncated),
             groups_per_step=self.groups_per_step,
             tokens_per_step=self.tokens_per_step,
             order=self.step_order,
             filtered_log_probs=self.accept_filtered_log_probs,
             steps_ahead=self.steps_ahead,
             world_size=self.world_size,
-            most_ranks=self.batch_partitions,
+            max_ranks=self.batch_partitions,
             returnable_steps=self.returnable_steps,
             micro_batch=Size(self.micro_batch_tokens, MICRO_BATCH_BYTES),
             flush_seconds=self.flush_seconds,

@@ -1,4 +1,4 @@
-"""A rewarded trajectory within the topic's size limit: graders' metadata is cut first, tokens never (rule C1)."""
+"""Fits a rewarded trajectory into the topic's size limit: graders' metadata goes first, tokens never (rule C1)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ HEADROOM = 256 * 2**10
 
 
 def fit(trajectory: Trajectory, limit: int) -> bytes:
-    """MessagePack of ``trajectory``, with as little left out as ``limit`` bytes demand; ``metadata.cut`` says what.
+    """MessagePack of ``trajectory``, with as little left out as ``limit`` bytes demand; ``metadata.cut`` names it.
 
-    Larger than ``limit`` only if the arrays of ``built`` alone are.
+    The result is larger than ``limit`` only where the arrays of the built trajectory alone are.
     """
     packed = encode(trajectory, MSGPACK)
     for name, cut in CUTS.items():
         if len(packed) <= limit:
             break
-        trajectory = _noted(cut(trajectory), name)
+        trajectory = _with_cut_noted(cut(trajectory), name)
         packed = encode(trajectory, MSGPACK)
     return packed
 
 
-def _noted(trajectory: Trajectory, name: str) -> Trajectory:
+def _with_cut_noted(trajectory: Trajectory, name: str) -> Trajectory:
     cuts = [*trajectory.metadata.get("cut", ()), name]
     return trajectory.replace(metadata={**trajectory.metadata, "cut": cuts})
 
@@ -45,7 +45,7 @@ def without_entries(trajectory: Trajectory) -> Trajectory:
 
 
 def without_token_rewards(trajectory: Trajectory) -> Trajectory:
-    """The traces' rewards stay, as if given at their ends."""
+    """The rewards of traces stay, as if they were given at their ends."""
     return trajectory.replace(traces=tuple(trace.replace(token_rewards=None) for trace in trajectory.traces))
 
 
@@ -62,4 +62,4 @@ CUTS = {
     "evaluations": without_entries,
     "token_rewards": without_token_rewards,
 }
-"""In this order, until it fits."""
+"""Applied in this order until the trajectory fits."""

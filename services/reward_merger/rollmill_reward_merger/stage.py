@@ -1,4 +1,4 @@
-"""The reward-merger's stage: pure, one session at a time."""
+"""The reward-merger's stage: joins built trajectories and evaluations, one session at a time."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from rollmill.models import Evaluation, Manifest, Trajectory
 from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView, TaskContext
 from rollmill.topics import BUILT, EVALUATIONS, STATE_REWARD_MERGER, TRAJECTORIES, partition_of
 from rollmill_reward_merger.merging import is_timer
-from rollmill_reward_merger.revisions import beginnings, revisions
+from rollmill_reward_merger.revisions import revision_inputs, revisions
 from rollmill_reward_merger.size_limit import HEADROOM, fit, without_texts
 from rollmill_reward_merger.state import (
-    CLOSED_OF,
-    EVALUATIONS_OF,
+    CLOSED_SUFFIX,
+    EVALUATIONS_SUFFIX,
     Built,
     ClosedMarker,
-    Held,
+    StateValue,
+    apply_update,
+    evaluations_of,
     fingerprint,
-    fold,
     key_of,
     pack_closed,
     pack_evaluation,
     pack_trajectory,
     short_hash,
 )
-from rollmill_reward_merger.timers import Timer, Watch, Windows, answers_to, is_asked
+from rollmill_reward_merger.timers import Timer, TimerScheduler, Windows, is_record_of
 
 MAX_EVALUATIONS = 256
-"""Of one session: every one makes a revision, and every revision carries all before it."""
+"""Of one session: each makes a revision, and every revision carries all before it."""
 
 
-class RewardMergerStage(Processor[Held]):
+class RewardMergerStage(Processor[StateValue, TimerScheduler]):
     """``built`` and ``evaluations`` in, revisions of ``trajectories`` out.
 
     ``partitions`` is the number of the co-partitioned topics: an evaluation on another partition than its session's
-    is sent on (rule M3), a trajectory there is a dead letter. ``largest``: most bytes of a trajectory.
+    is rerouted (rule M3), a trajectory there is a dead letter. ``largest``: most bytes of a trajectory.
     """
 
     name = "reward-merger"
@@ -46,36 +47,39 @@ class RewardMergerStage(Processor[Held]):
     def __init__(self, *, partitions: int, windows: Windows, largest: int = TRAJECTORIES.max_bytes) -> None:
         self._partitions, self._largest = partitions, largest
         self._windows = windows
-        self._watches: dict[int, Watch] = {}
 
-    def apply(self, key: str, value: Held | None, payload: bytes) -> Held:
-        return fold(key, value, payload)
+    def task_local(self) -> TimerScheduler:
+        return TimerScheduler(self._windows)
 
-    def process(self, state: StateView[Held], record: InputRecord) -> Outputs:
+    def apply(self, key: str, value: StateValue | None, payload: bytes, _local: TimerScheduler) -> StateValue:
+        return apply_update(key, value, payload)
+
+    def process(self, state: StateView[StateValue], record: InputRecord, _local: TimerScheduler) -> Outputs:
         """Raises PoisonRecordError for what cannot be read, contradicts an earlier record, or comes too late."""
         value = record.read()
         if isinstance(value, Trajectory):
             self._refuse_misplaced(value, record)
-            return _built(state, value, self._largest)
+            return _take_built(state, value, self._largest)
         if not isinstance(value, Evaluation):
             raise TypeError(f"{record.topic.name} holds {type(value).__name__}")
-        home = self._home(value)
-        return _sent_on(record, value, home) if home != record.partition else _evaluation(state, value, self._largest)
+        home = self._home_partition(value)
+        if home != record.partition:
+            return _rerouted(record, value, home)
+        return _take_evaluation(state, value, self._largest)
 
-    def punctuate(self, state: StateView[Held], view: TaskContext) -> Outputs:
-        watch = self._watches.setdefault(view.partition, Watch(self._windows))
-        due = watch.due(state, view.now)
-        emits = tuple(OutputRecord(EVALUATIONS, item.session_id, item, partition=view.partition) for item in due)
-        return Outputs(records=emits, counts={"timers_asked": len(emits)} if emits else {})
+    def punctuate(self, state: StateView[StateValue], context: TaskContext, local: TimerScheduler) -> Outputs:
+        due = local.due_records(state, context.now)
+        records = tuple(OutputRecord(EVALUATIONS, each.session_id, each, partition=context.partition) for each in due)
+        return Outputs(records=records, counts={"timers_asked": len(records)} if records else {})
 
-    def gauges(self, state: StateView[Held]) -> Mapping[str, float]:
+    def gauges(self, state: StateView[StateValue], _local: TimerScheduler) -> Mapping[str, float]:
         return {"trajectories_held": sum(isinstance(value, Built) for _, value in state.items())}
 
-    def _home(self, value: Trajectory | Evaluation) -> int:
+    def _home_partition(self, value: Trajectory | Evaluation) -> int:
         return partition_of(value.session_id.encode(), self._partitions)
 
     def _refuse_misplaced(self, trajectory: Trajectory, record: InputRecord) -> None:
-        home = self._home(trajectory)
+        home = self._home_partition(trajectory)
         if home != record.partition:
             raise PoisonRecordError(
                 "wrong_partition",
@@ -84,24 +88,24 @@ class RewardMergerStage(Processor[Held]):
             )
 
 
-def _built(state: StateView[Held], trajectory: Trajectory, largest: int) -> Outputs:
+def _take_built(state: StateView[StateValue], trajectory: Trajectory, largest: int) -> Outputs:
     key, payload = key_of(trajectory), pack_trajectory(trajectory)
     digest = short_hash(payload)
-    earlier = state.get(key) or state.get(key + CLOSED_OF)
+    earlier = state.get(key) or state.get(key + CLOSED_SUFFIX)
     if isinstance(earlier, (Built, ClosedMarker)):
-        return _again(trajectory, same=earlier.digest == digest)
+        return _duplicate_built(trajectory, same=earlier.digest == digest)
     _refuse_too_large(trajectory, len(payload), largest - HEADROOM)
-    said = answers_to(state, key)
-    emits, counts = _emits(trajectory, said, largest, after=0)
-    closing = _closing(said)
+    evaluations = evaluations_of(state, key)
+    records, counts = _revision_records(trajectory, evaluations, largest, after=0)
+    closing = _closing(evaluations)
     if closing is not None:
-        return _close(key, digest, said, closing, emits, counts)
-    # What went on in the same transaction is the next stage's to account for, although a copy stays for revisions.
-    kept = StateUpdate(key, payload, replaces=True, manifest=None if emits else trajectory.manifest)
-    return Outputs(records=emits, updates=(kept,), counts=counts)
+        return _close(key, digest, evaluations, closing, records, counts)
+    # With a revision in the same transaction the units are pending downstream, although a copy stays for revisions.
+    kept = StateUpdate(key, payload, replaces=True, manifest=None if records else trajectory.manifest)
+    return Outputs(records=records, updates=(kept,), counts=counts)
 
 
-def _again(trajectory: Trajectory, *, same: bool) -> Outputs:
+def _duplicate_built(trajectory: Trajectory, *, same: bool) -> Outputs:
     if not same:
         raise PoisonRecordError(
             "conflict",
@@ -116,95 +120,99 @@ def _refuse_too_large(trajectory: Trajectory, size: int, limit: int) -> None:
         raise PoisonRecordError("too_large", f"{size} bytes leave no room for rewards, at most {limit} do")
 
 
-def _evaluation(state: StateView[Held], evaluation: Evaluation, largest: int) -> Outputs:
+def _take_evaluation(state: StateView[StateValue], evaluation: Evaluation, largest: int) -> Outputs:
     key = key_of(evaluation)
-    marker = state.get(key + CLOSED_OF)
+    marker = state.get(key + CLOSED_SUFFIX)
     if isinstance(marker, ClosedMarker):
-        return _after_the_end(key, marker, evaluation)
-    said = answers_to(state, key)
-    earlier = next((item for item in said if item.evaluation_id == evaluation.evaluation_id), None)
-    if earlier is not None:
-        return _said_again(evaluation, same=fingerprint(earlier) == fingerprint(evaluation))
-    if _closing(said) is not None:
+        return _after_closing(key, marker, evaluation)
+    earlier = evaluations_of(state, key)
+    same_id = next((each for each in earlier if each.evaluation_id == evaluation.evaluation_id), None)
+    if same_id is not None:
+        return _duplicate(evaluation, same=fingerprint(same_id) == fingerprint(evaluation))
+    if _closing(earlier) is not None:
         return _late(evaluation)
-    _refuse_too_many(said, evaluation)
+    _refuse_too_many(earlier, evaluation)
     built = state.get(key)
-    if is_asked(evaluation, Timer.FORGOTTEN):
-        return _forget_orphans(key, said, built)
+    if is_record_of(Timer.EXPIRED, evaluation):
+        return _expire_orphans(key, earlier, built)
     if isinstance(built, Built):
-        return _joined(key, built, said, evaluation, largest)
-    return Outputs(updates=(_answer(key, evaluation),), counts={"evaluations_waiting": 1})
+        return _merged(key, built, earlier, evaluation, largest)
+    return Outputs(updates=(_evaluation_update(key, evaluation),), counts={"evaluations_waiting": 1})
 
 
-def _refuse_too_many(said: tuple[Evaluation, ...], evaluation: Evaluation) -> None:
-    if len(said) >= MAX_EVALUATIONS and not is_timer(evaluation):
+def _refuse_too_many(earlier: tuple[Evaluation, ...], evaluation: Evaluation) -> None:
+    if len(earlier) >= MAX_EVALUATIONS and not is_timer(evaluation):
         raise PoisonRecordError(
-            "too_many_evaluations", f"session {evaluation.session_id} has {len(said)} evaluations already"
+            "too_many_evaluations", f"session {evaluation.session_id} has {len(earlier)} evaluations already"
         )
 
 
-def _joined(key: str, built: Built, said: tuple[Evaluation, ...], evaluation: Evaluation, largest: int) -> Outputs:
-    after = len(beginnings(built.trajectory.spec, said))
-    emits, counts = _emits(built.trajectory, (*said, evaluation), largest, after=after)
-    if is_asked(evaluation, Timer.REVISIONS_CLOSED):
-        return _close(key, built.digest, said, evaluation, emits, counts)
-    if is_timer(evaluation) and not emits:
+def _merged(key: str, built: Built, earlier: tuple[Evaluation, ...], evaluation: Evaluation, largest: int) -> Outputs:
+    """The revisions that ``evaluation`` makes, or the end of revisions."""
+    after = len(revision_inputs(built.trajectory.spec, earlier))
+    records, counts = _revision_records(built.trajectory, (*earlier, evaluation), largest, after=after)
+    if is_record_of(Timer.REVISIONS_CLOSED, evaluation):
+        return _close(key, built.digest, earlier, evaluation, records, counts)
+    if is_timer(evaluation) and not records:
         return Outputs(counts={"timers_ignored": 1})
-    return Outputs(records=emits, updates=(_answer(key, evaluation, went_on=bool(emits)),), counts=counts)
+    update = _evaluation_update(key, evaluation, sent=bool(records))
+    return Outputs(records=records, updates=(update,), counts=counts)
 
 
-def _answer(key: str, evaluation: Evaluation, *, went_on: bool = False) -> StateUpdate:
-    """``went_on``: the trajectory is sent with it; a manifest without units says so to the ledger."""
-    gone = Manifest(session_id=evaluation.session_id, attempt=evaluation.attempt) if went_on else None
-    return StateUpdate(key + EVALUATIONS_OF, pack_evaluation(evaluation), manifest=gone)
+def _evaluation_update(key: str, evaluation: Evaluation, *, sent: bool = False) -> StateUpdate:
+    """``sent``: the trajectory is sent in the same transaction; a manifest without units tells the ledger so."""
+    empty = Manifest(session_id=evaluation.session_id, attempt=evaluation.attempt) if sent else None
+    return StateUpdate(key + EVALUATIONS_SUFFIX, pack_evaluation(evaluation), manifest=empty)
 
 
-def _emits(
-    trajectory: Trajectory, said: tuple[Evaluation, ...], largest: int, *, after: int
+def _revision_records(
+    trajectory: Trajectory, evaluations: tuple[Evaluation, ...], largest: int, *, after: int
 ) -> tuple[tuple[OutputRecord, ...], Mapping[str, float]]:
-    merged = revisions(trajectory, said, after=after)
-    graded = sum(item.graded for item in merged)
+    """The revisions from number ``after`` on, and what they count."""
+    merged = revisions(trajectory, evaluations, after=after)
+    graded = sum(each.graded for each in merged)
     counts: dict[str, float] = {"trajectories": len(merged), "graded": graded, "ungraded": len(merged) - graded}
-    rewards = [item.outcome_reward for item in merged if item.outcome_reward is not None]
+    rewards = [each.outcome_reward for each in merged if each.outcome_reward is not None]
     counts["reward_positive"] = sum(reward for reward in rewards if reward > 0)
     counts["reward_negative"] = -sum(reward for reward in rewards if reward < 0)
-    return tuple(_emit(item, largest) for item in merged), {name: amount for name, amount in counts.items() if amount}
+    records = tuple(_revision_record(each, largest) for each in merged)
+    return records, {name: amount for name, amount in counts.items() if amount}
 
 
-def _emit(trajectory: Trajectory, largest: int) -> OutputRecord:
-    """Encoded here, because the size decides what fits; the units travel in a header (rule L2)."""
+def _revision_record(trajectory: Trajectory, largest: int) -> OutputRecord:
+    """Encoded here, because its size decides what has to be left out; the units are in a header (rule L2)."""
     headers = (manifest_header(trajectory.manifest), (CONTENT_TYPE, MSGPACK.encode()))
     return OutputRecord(TRAJECTORIES, trajectory.session_id, fit(trajectory, largest), headers)
 
 
-def _closing(said: tuple[Evaluation, ...]) -> Evaluation | None:
+def _closing(evaluations: tuple[Evaluation, ...]) -> Evaluation | None:
     """The record that closed the revisions; it can be read before the trajectory."""
-    return next((item for item in said if is_asked(item, Timer.REVISIONS_CLOSED)), None)
+    return next((each for each in evaluations if is_record_of(Timer.REVISIONS_CLOSED, each)), None)
 
 
 def _close(
     key: str,
     digest: bytes,
-    said: tuple[Evaluation, ...],
+    evaluations: tuple[Evaluation, ...],
     closing: Evaluation,
-    emits: tuple[OutputRecord, ...],
+    records: tuple[OutputRecord, ...],
     counts: Mapping[str, float],
 ) -> Outputs:
-    known = tuple(fingerprint(item) for item in said if not is_timer(item))
-    marker = StateUpdate(key + CLOSED_OF, pack_closed(ClosedMarker(closing.at, digest, known)), replaces=True)
-    ends = (key, key + EVALUATIONS_OF)
-    return Outputs(records=emits, updates=(marker,), deletes=ends, counts={**counts, "revisions_closed": 1})
+    known = tuple(fingerprint(each) for each in evaluations if not is_timer(each))
+    marker = StateUpdate(key + CLOSED_SUFFIX, pack_closed(ClosedMarker(closing.at, digest, known)), replaces=True)
+    deletes = (key, key + EVALUATIONS_SUFFIX)
+    return Outputs(records=records, updates=(marker,), deletes=deletes, counts={**counts, "revisions_closed": 1})
 
 
-def _after_the_end(key: str, marker: ClosedMarker, evaluation: Evaluation) -> Outputs:
-    if is_asked(evaluation, Timer.FORGOTTEN):
-        return Outputs(deletes=(key + CLOSED_OF,), counts={"markers_forgotten": 1})
-    same = marker.recall(evaluation)
-    return _late(evaluation) if same is None else _said_again(evaluation, same=same)
+def _after_closing(key: str, marker: ClosedMarker, evaluation: Evaluation) -> Outputs:
+    if is_record_of(Timer.EXPIRED, evaluation):
+        return Outputs(deletes=(key + CLOSED_SUFFIX,), counts={"markers_forgotten": 1})
+    same = marker.matches(evaluation)
+    return _late(evaluation) if same is None else _duplicate(evaluation, same=same)
 
 
 def _late(evaluation: Evaluation) -> Outputs:
-    """A timer is never late; anything else behind the closing is."""
+    """A timer's record after the closing is ignored; any other evaluation is too late."""
     if is_timer(evaluation):
         return Outputs(counts={"timers_ignored": 1})
     raise PoisonRecordError(
@@ -214,7 +222,7 @@ def _late(evaluation: Evaluation) -> Outputs:
     )
 
 
-def _said_again(evaluation: Evaluation, *, same: bool) -> Outputs:
+def _duplicate(evaluation: Evaluation, *, same: bool) -> Outputs:
     if same or is_timer(evaluation):
         return Outputs(counts={"duplicates": 1})
     if evaluation.repeatable:
@@ -226,13 +234,13 @@ def _said_again(evaluation: Evaluation, *, same: bool) -> Outputs:
     )
 
 
-def _forget_orphans(key: str, said: tuple[Evaluation, ...], built: Held | None) -> Outputs:
-    if built is not None or not said:
+def _expire_orphans(key: str, evaluations: tuple[Evaluation, ...], built: StateValue | None) -> Outputs:
+    if built is not None or not evaluations:
         return Outputs(counts={"timers_ignored": 1})
-    return Outputs(deletes=(key + EVALUATIONS_OF,), counts={"evaluations_orphaned": len(said)})
+    return Outputs(deletes=(key + EVALUATIONS_SUFFIX,), counts={"evaluations_orphaned": len(evaluations)})
 
 
-def _sent_on(record: InputRecord, evaluation: Evaluation, home: int) -> Outputs:
+def _rerouted(record: InputRecord, evaluation: Evaluation, home: int) -> Outputs:
     """The bytes as received, to the session's partition, in the same transaction (rule M3)."""
     headers = record.headers
     if header(headers, CONTENT_TYPE) is None:

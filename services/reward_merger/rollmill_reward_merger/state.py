@@ -1,7 +1,7 @@
-"""What the merger holds of a session, how it is written down, and under which state keys.
+"""What the merger keeps of a session: values, their state keys and their bytes.
 
-``<session>:<attempt>`` the built trajectory, ``…/evaluations`` what graders said, ``…/closed`` the marker that is left
-when no more revisions are taken.
+``<session>:<attempt>`` the built trajectory, ``…/evaluations`` its evaluations, ``…/closed`` the marker that remains
+when it takes no more revisions.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 from rollmill.codec import MSGPACK, decode, encode
 from rollmill.models import Evaluation, Trajectory, dump_json
+from rollmill.runtime.stream import StateView
 
-EVALUATIONS_OF = "/evaluations"
-CLOSED_OF = "/closed"
+EVALUATIONS_SUFFIX = "/evaluations"
+CLOSED_SUFFIX = "/closed"
 
 HASH = 8
 """Bytes of a hash in a marker."""
 AT = struct.Struct("<d")
 
-IDENTITY = (
+IDENTITY = (  # the fields that two evaluations of one id have to agree in
     "evaluator",
     "supersedes",
     "final",
@@ -41,7 +42,7 @@ class Built:
 
 @dataclass(frozen=True)
 class PendingEvaluations:
-    """What was said, in the order of the evaluations partition, each id once."""
+    """The evaluations of a session so far, in the order of their partition, each id once."""
 
     evaluations: tuple[Evaluation, ...]
 
@@ -55,16 +56,16 @@ class ClosedMarker:
     digest: bytes
     """Of the built trajectory."""
     known: tuple[bytes, ...]
-    """Of each evaluation that came in time: hash of its id, then hash of what it says."""
+    """Of each evaluation that came in time: hash of its id, then hash of its content."""
 
-    def recall(self, evaluation: Evaluation) -> bool | None:
-        """True: it came before. False: its id came before, saying something else. None: its id is new."""
+    def matches(self, evaluation: Evaluation) -> bool | None:
+        """True: it came before. False: its id came before with other content. None: its id is new."""
         name = short_hash(evaluation.evaluation_id.encode())
-        said = next((item for item in self.known if item.startswith(name)), None)
-        return None if said is None else said == fingerprint(evaluation)
+        known = next((each for each in self.known if each.startswith(name)), None)
+        return None if known is None else known == fingerprint(evaluation)
 
 
-Held = Built | PendingEvaluations | ClosedMarker
+StateValue = Built | PendingEvaluations | ClosedMarker
 
 
 def key_of(record: Trajectory | Evaluation) -> str:
@@ -76,19 +77,28 @@ def short_hash(content: bytes) -> bytes:
 
 
 def fingerprint(evaluation: Evaluation) -> bytes:
-    """Hash of the id, then hash of what it says: that, and not when or how fast it was said, is its identity."""
+    """Hash of the id, then hash of the content. When it was made, and how fast, is not part of its identity."""
     content = [getattr(evaluation, name) for name in IDENTITY]
     return short_hash(evaluation.evaluation_id.encode()) + short_hash(dump_json(content))
 
 
-def fold(key: str, value: Held | None, payload: bytes) -> Held:
-    """`value` with one delta folded in."""
-    if key.endswith(CLOSED_OF):
+def apply_update(key: str, value: StateValue | None, payload: bytes) -> StateValue:
+    """``value`` after one update."""
+    if key.endswith(CLOSED_SUFFIX):
         return unpack_closed(payload)
-    if not key.endswith(EVALUATIONS_OF):
+    if not key.endswith(EVALUATIONS_SUFFIX):
         return Built(decode(Trajectory, payload), short_hash(payload))
-    before = value.evaluations if isinstance(value, PendingEvaluations) else ()
-    return PendingEvaluations((*before, decode(Evaluation, payload)))
+    return PendingEvaluations((*pending_evaluations(value), decode(Evaluation, payload)))
+
+
+def pending_evaluations(value: StateValue | None) -> tuple[Evaluation, ...]:
+    """Those that ``value`` holds: none, unless it is the value of a session's evaluations."""
+    return value.evaluations if isinstance(value, PendingEvaluations) else ()
+
+
+def evaluations_of(state: StateView[StateValue], key: str) -> tuple[Evaluation, ...]:
+    """All evaluations so far of the session with this key."""
+    return pending_evaluations(state.get(key + EVALUATIONS_SUFFIX))
 
 
 def pack_trajectory(trajectory: Trajectory) -> bytes:

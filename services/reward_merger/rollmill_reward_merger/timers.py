@@ -1,11 +1,11 @@
-"""Time as records (rule E2): a timer appends a final evaluation to its own partition, and reading it back counts.
+"""Time as records (rule E2): a timer appends a final evaluation to its own partition, and takes effect when it is read.
 
 ``deadline``          stop waiting for the evaluators that have not answered
-``revisions_closed``  take no more revisions: the trajectory goes, a marker stays
-``forgotten``         the marker goes, or evaluations of a session that nothing was built of
+``revisions_closed``  take no more revisions: the trajectory is deleted, a marker stays
+``forgotten``         delete the marker, or evaluations of a session that nothing was built of
 
 The order of these records in the partition decides what is in time, so a replay needs no clock. Their ids are
-deterministic: asking twice is asking once.
+deterministic: a record that is appended twice counts once.
 """
 
 from __future__ import annotations
@@ -15,25 +15,33 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollmill.models import Evaluation, dump_json
-from rollmill.runtime.stream.processor import StateView
-from rollmill_reward_merger.revisions import complete_at
-from rollmill_reward_merger.state import CLOSED_OF, EVALUATIONS_OF, Built, ClosedMarker, Held, PendingEvaluations
+from rollmill.runtime.stream.processor import StateView, TaskLocal
+from rollmill_reward_merger.revisions import first_merge_at
+from rollmill_reward_merger.state import (
+    CLOSED_SUFFIX,
+    EVALUATIONS_SUFFIX,
+    Built,
+    ClosedMarker,
+    PendingEvaluations,
+    StateValue,
+    pending_evaluations,
+)
 
 SCAN_SECONDS = 1.0
-"""Least time between two looks at the whole state."""
+"""Least time between two passes over the whole state."""
 REPEAT_SECONDS = 30.0
-"""A timer whose record has not been read back is asked for again: its transaction may have failed."""
+"""A timer's record is appended again if it was not read by then: its transaction may have failed."""
 
 
 class Timer(StrEnum):
     DEADLINE = "deadline"
     REVISIONS_CLOSED = "revisions_closed"
-    FORGOTTEN = "forgotten"
+    EXPIRED = "forgotten"
 
 
 @dataclass(frozen=True)
 class Windows:
-    """How long things are held, in seconds."""
+    """How long values are kept, in seconds."""
 
     revisions: float
     """From the first merge: how long further evaluations make revisions."""
@@ -67,75 +75,73 @@ class Due:
         )
 
 
-def is_asked(evaluation: Evaluation, timer: Timer) -> bool:
+def is_record_of(timer: Timer, evaluation: Evaluation) -> bool:
     return evaluation.final and evaluation.not_graded == timer and evaluation.evaluator == timer
 
 
 @dataclass(frozen=True)
-class Watched:
-    """One state key as it was last looked at: while both values are the same objects, its timer is the same."""
+class KeyTimer:
+    """The timer of one state key, which stays the same while ``value`` and ``related`` are the same objects."""
 
     seen: float
-    """When it was seen first."""
-    value: Held
-    beside: Held | None
-    """What decides with it: the evaluations of a trajectory, the trajectory of evaluations."""
+    """When the key was first seen."""
+    value: StateValue
+    related: StateValue | None
+    """What the timer depends on besides: the evaluations of a trajectory, the trajectory of evaluations."""
     due: Due | None
 
 
 @dataclass
-class Watch:
-    """Finds what is due in one task's state.
+class TimerScheduler(TaskLocal):
+    """Finds the timers that are due in one task's state.
 
-    Remembers when it saw a key first (where no record tells the time) and what it has asked for. Neither is durable
-    and nothing depends on them but when a timer fires and how often it repeats itself.
+    Remembers when it first saw a key (for records without an event time) and which records it has appended. Neither is
+    durable; they only affect when a timer fires and how often its record is repeated.
     """
 
     windows: Windows
     _scanned: float | None = None
-    _watched: dict[str, Watched] = field(default_factory=dict)
-    _asked: dict[str, float] = field(default_factory=dict)
+    _timers: dict[str, KeyTimer] = field(default_factory=dict)
+    _appended: dict[str, float] = field(default_factory=dict)
+    """Time of each record that is not known to be read, by evaluation id."""
 
-    def due(self, state: StateView[Held], now: float) -> list[Evaluation]:
+    def due_records(self, state: StateView[StateValue], now: float) -> list[Evaluation]:
         """Timer records to append now."""
         if self._scanned is not None and 0 <= now - self._scanned < SCAN_SECONDS:
             return []
         self._scanned = now
-        self._watched = {key: self._look(state, key, value, now) for key, value in state.items()}
-        found = [watched.due.record() for watched in self._watched.values() if watched.due and watched.due.at <= now]
-        due = {record.evaluation_id: record for record in found}
-        self._asked = {name: at for name, at in self._asked.items() if name in due and now - at < REPEAT_SECONDS}
-        fresh = [record for name, record in due.items() if name not in self._asked]
-        self._asked |= {record.evaluation_id: now for record in fresh}
+        self._timers = {key: self._timer(state, key, value, now) for key, value in state.items()}
+        records = [timer.due.record() for timer in self._timers.values() if timer.due and timer.due.at <= now]
+        due = {record.evaluation_id: record for record in records}
+        self._appended = {name: at for name, at in self._appended.items() if name in due and now - at < REPEAT_SECONDS}
+        fresh = [record for name, record in due.items() if name not in self._appended]
+        self._appended |= {record.evaluation_id: now for record in fresh}
         return fresh
 
-    def _look(self, state: StateView[Held], key: str, value: Held, now: float) -> Watched:
-        beside = state.get(
-            key.removesuffix(EVALUATIONS_OF) if isinstance(value, PendingEvaluations) else key + EVALUATIONS_OF
-        )
-        before = self._watched.get(key)
-        if before is not None and before.value is value and before.beside is beside:
+    def _timer(self, state: StateView[StateValue], key: str, value: StateValue, now: float) -> KeyTimer:
+        is_pending = isinstance(value, PendingEvaluations)
+        related = state.get(key.removesuffix(EVALUATIONS_SUFFIX) if is_pending else key + EVALUATIONS_SUFFIX)
+        before = self._timers.get(key)
+        if before is not None and before.value is value and before.related is related:
             return before
         seen = now if before is None else before.seen
-        return Watched(seen, value, beside, next_due(key, value, beside, seen, self.windows))
+        return KeyTimer(seen, value, related, next_due(key, value, related, seen, self.windows))
 
 
-def next_due(key: str, value: Held, beside: Held | None, seen: float, windows: Windows) -> Due | None:
-    """The timer of one state key, ``seen`` first at that time; None for evaluations of a known trajectory."""
+def next_due(key: str, value: StateValue, related: StateValue | None, seen: float, windows: Windows) -> Due | None:
+    """The timer of a state key that was first ``seen`` at that time; None for evaluations of a known trajectory."""
     if isinstance(value, Built):
-        return _of_built(
-            key, value, beside.evaluations if isinstance(beside, PendingEvaluations) else (), seen, windows
-        )
+        return _due_of_built(key, value, pending_evaluations(related), seen, windows)
     if isinstance(value, ClosedMarker):
         at = _since(value.at, seen) + windows.markers
-        return Due(Timer.FORGOTTEN, key.removesuffix(CLOSED_OF), value.digest, at)
-    if beside is not None:
+        return Due(Timer.EXPIRED, key.removesuffix(CLOSED_SUFFIX), value.digest, at)
+    if related is not None:
         return None
-    return Due(Timer.FORGOTTEN, key.removesuffix(EVALUATIONS_OF), b"", seen + windows.orphans)
+    return Due(Timer.EXPIRED, key.removesuffix(EVALUATIONS_SUFFIX), b"", seen + windows.orphans)
 
 
-def _of_built(key: str, built: Built, said: tuple[Evaluation, ...], seen: float, windows: Windows) -> Due:
-    merged = complete_at(built.trajectory, said)
+def _due_of_built(key: str, built: Built, evaluations: tuple[Evaluation, ...], seen: float, windows: Windows) -> Due:
+    merged = first_merge_at(built.trajectory, evaluations)
     if merged is None:
         at = _since(built.trajectory.closed_at, seen) + built.trajectory.spec.evaluation_seconds
         return Due(Timer.DEADLINE, key, built.digest, at)
@@ -143,11 +149,5 @@ def _of_built(key: str, built: Built, said: tuple[Evaluation, ...], seen: float,
 
 
 def _since(at: float, seen: float) -> float:
-    """Event time where a record tells a credible one (0.0 is none, the future is none), else the first sight."""
+    """The event time where it is credible (neither 0.0, which means unknown, nor in the future), else ``seen``."""
     return at if 0 < at < seen else seen
-
-
-def answers_to(state: StateView[Held], key: str) -> tuple[Evaluation, ...]:
-    """Everything said of the session under ``key``."""
-    value = state.get(key + EVALUATIONS_OF)
-    return value.evaluations if isinstance(value, PendingEvaluations) else ()

@@ -1,15 +1,14 @@
-"""Groups by id, and the life of one: a transitions table and one function (rule A2).
+"""Groups of rollouts by id, and the states of one: a transition table and one function (rule A2).
 
-A group's state is not stored while it is open: it follows from its members, the rules and the time at a cut.
+The state of an open group is not stored: it follows from its members, the configuration and the time of a cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 from rollmill.models import PolicyVersion, Trajectory
 
@@ -33,7 +32,7 @@ class GroupEvent(StrEnum):
     DEADLINE_WITH_TOO_FEW = "deadline_with_too_few"
     GROWING_STALE = "growing_stale"
     UNUSABLE = "unusable"
-    """Too few graded members, no spread, or no trace left to train."""
+    """Too few graded members, equal rewards where those are dropped, or no trace that trains."""
     TAKEN = "taken"
 
 
@@ -51,7 +50,7 @@ READY = frozenset({GroupState.COMPLETE, GroupState.PARTIAL})
 CLOSED = frozenset({GroupState.CUT, GroupState.EXPIRED, GroupState.FAILED})
 
 
-def moved(state: GroupState, event: GroupEvent) -> GroupState:
+def next_state(state: GroupState, event: GroupEvent) -> GroupState:
     """The state after ``event``. Raises ValueError for an event that cannot happen in ``state``."""
     try:
         return TRANSITIONS[state, event]
@@ -60,38 +59,37 @@ def moved(state: GroupState, event: GroupEvent) -> GroupState:
 
 
 @dataclass(frozen=True)
-class Group:
+class RolloutGroup:
     """The trajectories that wait for one group, sorted by (session, attempt), whatever order they came in.
 
-    Immutable, so what every tick asks of it is computed once.
+    Immutable, so what every cut reads of it is computed once.
     """
 
     group_id: str
     members: tuple[Trajectory, ...] = ()
-    notes: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What was found out about it last, by name, beside what it depends on: forgotten with the group."""
 
-    def holding(self, session_id: str, attempt: int) -> Trajectory | None:
+    def find_member(self, session_id: str, attempt: int) -> Trajectory | None:
         found = (m for m in self.members if (m.session_id, m.attempt) == (session_id, attempt))
         return next(found, None)
 
-    def joined(self, member: Trajectory) -> Group:
+    def with_member(self, member: Trajectory) -> RolloutGroup:
         """With ``member``; of two revisions of one attempt the higher number stays (rule M2)."""
-        held = self.holding(member.session_id, member.attempt)
-        if held is not None and revision_of(held) >= revision_of(member):
+        known = self.find_member(member.session_id, member.attempt)
+        if known is not None and revision_of(known) >= revision_of(member):
             return self
-        others = [m for m in self.members if m is not held]
+        others = [m for m in self.members if m is not known]
         ordered = sorted([*others, member], key=lambda m: (m.session_id, m.attempt))
-        return Group(self.group_id, tuple(ordered))
+        return RolloutGroup(self.group_id, tuple(ordered))
 
     @cached_property
     def current(self) -> tuple[Trajectory, ...]:
-        """The highest attempt of every session: a second attempt stands for the first (rule S2)."""
+        """The highest attempt of every session: a second attempt replaces the first (rule S2)."""
         newest = {member.session_id: member for member in self.members}
         return tuple(newest.values())
 
     @property
     def superseded(self) -> tuple[Trajectory, ...]:
+        """The other attempts."""
         kept = {(member.session_id, member.attempt) for member in self.current}
         return tuple(m for m in self.members if (m.session_id, m.attempt) not in kept)
 
@@ -106,29 +104,30 @@ class Group:
 
     @cached_property
     def opened_at(self) -> float:
-        """Of the session that opened first, event time."""
+        """Event time of the session that opened first."""
         return min(member.opened_at for member in self.members)
 
     @cached_property
-    def first_end(self) -> float:
-        """When the first member ended, event time: the group's deadline counts from here."""
+    def first_ended_at(self) -> float:
+        """Event time at which the first member ended: the group's deadline counts from here."""
         return min(member.closed_at for member in self.members)
 
     @cached_property
-    def last_end(self) -> float:
+    def last_ended_at(self) -> float:
         return max(member.closed_at for member in self.members)
 
     @cached_property
-    def oldest(self) -> PolicyVersion | None:
+    def oldest_version(self) -> PolicyVersion | None:
         """Of all trainable tokens of the current members; None where there is none."""
         versions = (trace.oldest_version for member in self.current for trace in member.traces)
         return min((version for version in versions if version is not None), default=None)
 
     @property
     def sessions(self) -> tuple[tuple[str, int], ...]:
+        """(session, attempt) of every member."""
         return tuple((member.session_id, member.attempt) for member in self.members)
 
 
 def revision_of(trajectory: Trajectory) -> int:
-    """None counts as the first revision: a producer that never revises."""
+    """None counts as the first revision: its producer never revises."""
     return trajectory.revision or 0

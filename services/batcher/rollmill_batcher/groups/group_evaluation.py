@@ -1,17 +1,18 @@
-"""Where a group stands at a cut: the events that its members, the rules and the time make."""
+"""A group at a cut: its state, which follows from members, configuration and time, and the verdicts on its members."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from rollmill.models import Trajectory
 from rollmill_batcher.groups.config import BatcherConfig
-from rollmill_batcher.groups.eligibility import Gate, MemberVerdict, counts, judge
-from rollmill_batcher.groups.group import Group, GroupEvent, GroupState, moved
-from rollmill_batcher.groups.group_scoring import rewarded
+from rollmill_batcher.groups.eligibility import EligibilityCriteria, MemberVerdict, evaluate_member, is_counted
+from rollmill_batcher.groups.group import GroupEvent, GroupState, RolloutGroup, next_state
+from rollmill_batcher.groups.group_scoring import Scoring, with_reward
 
 GROUP_EXPIRED = "group_expired"
 GROUP_TOO_SMALL = "group_too_small"
@@ -21,10 +22,10 @@ SUPERSEDED = "superseded"
 
 @dataclass(frozen=True)
 class CutContext:
-    """What a cut knows beside the group. ``closing``: no more trajectories come, every deadline has passed."""
+    """What the state of a group depends on at a cut. ``closing``: the input has ended, so every deadline has passed."""
 
     now: float
-    gate: Gate
+    criteria: EligibilityCriteria
     closing: bool = False
 
 
@@ -32,7 +33,7 @@ class CutContext:
 class EvaluatedGroup:
     """A group with its members' verdicts. ``reason``: of traces that have no reason of their own."""
 
-    group: Group
+    group: RolloutGroup
     state: GroupState
     members: tuple[MemberVerdict, ...]
     reason: str | None = None
@@ -54,8 +55,8 @@ class EvaluatedGroup:
         return sum(len(trace.prompt_ids) + len(trace.response_ids) for trace in traces)
 
     @property
-    def compares_nothing(self) -> bool:
-        """Two rewards or more, and all are equal."""
+    def has_equal_rewards(self) -> bool:
+        """Two rewards or more, and all are equal: comparing them teaches nothing."""
         return len(self.rewards) > 1 and bool(np.ptp(self.rewards) == 0)
 
     @property
@@ -63,69 +64,95 @@ class EvaluatedGroup:
         return any(member.trained for member in self.members)
 
     def after(self, event: GroupEvent, reason: str | None = None) -> EvaluatedGroup:
-        return EvaluatedGroup(self.group, moved(self.state, event), self.members, reason)
+        return EvaluatedGroup(self.group, next_state(self.state, event), self.members, reason)
 
 
-def state_of(group: Group, moment: CutContext, rules: BatcherConfig) -> GroupState:
-    """Open, ready or expired; staleness plays no part in it but where it makes a group close early."""
-    event = _event(group, moment, rules)
-    return GroupState.OPEN if event is None else moved(GroupState.OPEN, event)
+def state_of(group: RolloutGroup, context: CutContext, config: BatcherConfig) -> GroupState:
+    """Open, ready or expired. Staleness does not matter here; `grows_stale` decides whether it closes a group early."""
+    event = _event(group, context, config)
+    return GroupState.OPEN if event is None else next_state(GroupState.OPEN, event)
 
 
-def grows_stale(group: Group, moment: CutContext, rules: BatcherConfig) -> bool:
-    """An open group with at least min-k that this cut can still take inside the limit, and the next one not."""
-    if not rules.groups.close_before_stale or _is_young(group, moment, rules):
+def grows_stale(group: RolloutGroup, context: CutContext, config: BatcherConfig) -> bool:
+    """An open group with at least min-k that is inside the limit at this cut, and no longer at the next one."""
+    if not config.groups.close_before_stale or _is_young(group, context, config):
         return False
-    if _counted(group, rules) < _min_k(group, rules):
+    if _number_counted(group, config) < _min_k(group, config):
         return False
-    traces = [v.trace for member in _graded(group, rules) for v in judge(member, moment.gate).trained]
-    ages = (moment.gate.clock.age_of(trace, rules.staleness.basis) for trace in traces)
-    return any(map(rules.staleness.is_last_chance, ages))
+    members = [evaluate_member(member, context.criteria) for member in _graded(group, config)]
+    traces = [verdict.trace for member in members for verdict in member.trained]
+    ages = (context.criteria.clock.age_of(trace, config.staleness.basis) for trace in traces)
+    return any(map(config.staleness.is_last_chance, ages))
 
 
-def _is_young(group: Group, moment: CutContext, rules: BatcherConfig) -> bool:
-    """Cheap, and true of most: no trace is older than the oldest token, by whatever basis."""
-    limit = rules.staleness.enforced
-    return limit is None or (group.oldest is not None and moment.gate.clock.age(group.oldest) < limit)
+def _is_young(group: RolloutGroup, context: CutContext, config: BatcherConfig) -> bool:
+    """Cheap, and true of most groups: by no basis is a trace older than its oldest token."""
+    limit, oldest = config.staleness.enforced, group.oldest_version
+    return limit is None or (oldest is not None and context.criteria.clock.age(oldest) < limit)
 
 
-def judged(group: Group, state: GroupState, gate: Gate, rules: BatcherConfig) -> EvaluatedGroup:
-    """With the verdict on each member. A cut asks again what the one before has asked, so it is noted down."""
-    asked = (gate, rules.scoring)
-    known = group.notes.get("judged")
-    if known is None or known[0] != asked:
-        known = (asked, tuple(judge(member, gate) for member in _graded(group, rules)))
-        group.notes["judged"] = known
-    return EvaluatedGroup(group, state, known[1])
+@dataclass(frozen=True)
+class _Evaluation:
+    """The verdicts on a group's members, and what they depend on."""
+
+    group: RolloutGroup
+    criteria: EligibilityCriteria
+    scoring: Scoring | None
+    members: tuple[MemberVerdict, ...]
 
 
-def _graded(group: Group, rules: BatcherConfig) -> tuple[Trajectory, ...]:
-    return group.current if rules.scoring is None else rules.scoring.of(group)
+class EvaluationCache:
+    """The newest evaluation of each group: a cut evaluates again most of what the one before has evaluated.
+
+    May be emptied at any time: an evaluation depends only on group, criteria and scoring.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, _Evaluation] = {}
+
+    def evaluate(
+        self, group: RolloutGroup, state: GroupState, criteria: EligibilityCriteria, config: BatcherConfig
+    ) -> EvaluatedGroup:
+        """``group`` in ``state``, with the verdict on each member."""
+        known = self._newest.get(group.group_id)
+        if known is None or known.group is not group or (known.criteria, known.scoring) != (criteria, config.scoring):
+            members = tuple(evaluate_member(member, criteria) for member in _graded(group, config))
+            known = self._newest[group.group_id] = _Evaluation(group, criteria, config.scoring, members)
+        return EvaluatedGroup(group, state, known.members)
+
+    def keep(self, groups: Iterable[RolloutGroup]) -> None:
+        """Forgets every group but these."""
+        kept = {group.group_id for group in groups}
+        self._newest = {group_id: known for group_id, known in self._newest.items() if group_id in kept}
 
 
-def usable(ready: EvaluatedGroup, rules: BatcherConfig) -> EvaluatedGroup:
+def check_usable(ready: EvaluatedGroup, config: BatcherConfig) -> EvaluatedGroup:
     """``ready`` itself, or failed with the reason."""
-    if len(ready.rewards) < rules.learning.advantage.min_rollouts:
+    if len(ready.rewards) < config.learning.advantage.min_rollouts:
         return ready.after(GroupEvent.UNUSABLE, GROUP_TOO_SMALL)
-    if rules.groups.drop_zero_variance and np.ptp(ready.rewards) == 0:
+    if config.groups.drop_zero_variance and np.ptp(ready.rewards) == 0:
         return ready.after(GroupEvent.UNUSABLE, ZERO_VARIANCE)
     return ready if ready.trains else ready.after(GroupEvent.UNUSABLE)
 
 
-def _event(group: Group, moment: CutContext, rules: BatcherConfig) -> GroupEvent | None:
+def _event(group: RolloutGroup, context: CutContext, config: BatcherConfig) -> GroupEvent | None:
     if group.is_full:
         return GroupEvent.FILLED
-    if not moment.closing and moment.now < group.first_end + rules.groups.deadline_seconds:
+    if not context.closing and context.now < group.first_ended_at + config.groups.deadline_seconds:
         return None
-    enough = _counted(group, rules) >= _min_k(group, rules)
+    enough = _number_counted(group, config) >= _min_k(group, config)
     return GroupEvent.DEADLINE_WITH_ENOUGH if enough else GroupEvent.DEADLINE_WITH_TOO_FEW
 
 
-def _counted(group: Group, rules: BatcherConfig) -> int:
-    """Members that count. Those of a group that is yet to be scored are taken to get a reward."""
-    members = group.current if rules.scoring is None else [rewarded(member, 0.0) for member in group.current]
-    return sum(counts(member, rules.treatments) for member in members)
+def _graded(group: RolloutGroup, config: BatcherConfig) -> tuple[Trajectory, ...]:
+    return group.current if config.scoring is None else config.scoring.score(group)
 
 
-def _min_k(group: Group, rules: BatcherConfig) -> int:
-    return min(rules.groups.min_k, group.size)
+def _number_counted(group: RolloutGroup, config: BatcherConfig) -> int:
+    """Members that count. With a group scorer, which runs later, every member is assumed to get a reward."""
+    members = group.current if config.scoring is None else [with_reward(member, 0.0) for member in group.current]
+    return sum(is_counted(member, config.sample_policy) for member in members)
+
+
+def _min_k(group: RolloutGroup, config: BatcherConfig) -> int:
+    return min(config.groups.min_k, group.size)

@@ -1,4 +1,4 @@
-"""Rewards by a group scorer: every rollout graded against the others, when its group is judged (rule A6)."""
+"""Rewards by a group scorer: every rollout graded against the others when its group is evaluated (rule A6)."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from dataclasses import dataclass
 from rollmill.errors import ConfigurationError
 from rollmill.models import Trajectory
 from rollmill.strategies import BaseGroupScorer
-from rollmill_batcher.groups.group import Group
+from rollmill_batcher.groups.group import RolloutGroup
 
 NOT_SCORED = "group_scorer"
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """The scorer of a run, by the name it was asked for."""
+    """The group scorer of a run, with the name that the settings give it."""
 
     name: str
     scorer: BaseGroupScorer
 
-    def of(self, group: Group) -> tuple[Trajectory, ...]:
+    def score(self, group: RolloutGroup) -> tuple[Trajectory, ...]:
         """The group's current members with the scorer's rewards in place of those of their evaluators.
 
-        Raises ConfigurationError where the scorer fails, or does not give a finite number or None for each.
+        Raises ConfigurationError where the scorer raises, or does not return a finite number or None for each.
         """
         members = group.current
         rewards = self._rewards(group, [member for member in members if member.traces])
-        return tuple(rewarded(member, rewards.get(member.session_id)) for member in members)
+        return tuple(with_reward(member, rewards.get(member.session_id)) for member in members)
 
-    def _rewards(self, group: Group, members: Sequence[Trajectory]) -> dict[str, float | None]:
+    def _rewards(self, group: RolloutGroup, members: Sequence[Trajectory]) -> dict[str, float | None]:
         try:
-            found = [None if reward is None else float(reward) for reward in self.scorer.score(members)]
-        except Exception as error:  # somebody else's code can raise anything
+            scores = [None if reward is None else float(reward) for reward in self.scorer.score(members)]
+        except Exception as error:  # a third party's scorer can raise anything
             raise ConfigurationError(f"group scorer {self.name!r} failed at {group.group_id!r}: {error!r}") from error
-        if len(found) != len(members) or not all(reward is None or math.isfinite(reward) for reward in found):
+        if len(scores) != len(members) or not all(score is None or math.isfinite(score) for score in scores):
             raise ConfigurationError(
-                f"group scorer {self.name!r} gave {found} for the {len(members)} members of {group.group_id!r}"
+                f"group scorer {self.name!r} gave {scores} for the {len(members)} members of {group.group_id!r}"
             )
-        return dict(zip((member.session_id for member in members), found, strict=True))
+        return dict(zip((member.session_id for member in members), scores, strict=True))
 
 
-def rewarded(member: Trajectory, reward: float | None) -> Trajectory:
-    """All traces of a rollout share its reward, and have no other, not at single tokens either; None is not graded."""
+def with_reward(member: Trajectory, reward: float | None) -> Trajectory:
+    """``member`` with ``reward`` for all of its traces and none at single tokens; None: it is not graded."""
     only = {"reward": reward, "token_rewards": None}
     return member.model_copy(
         update={

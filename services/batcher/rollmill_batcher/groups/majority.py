@@ -1,4 +1,4 @@
-"""The group scorer ``majority``: what most rollouts answer counts as right."""
+"""The group scorer ``majority``: the answer of most rollouts counts as right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Majority(BaseGroupScorer):
     reward, as in test-time reinforcement learning, Zuo et al. 2025).
 
     The answer is the session's output, or its ``field`` where that is an object; texts are compared without white
-    space around them. A rollout without an answer is not graded; where two answers are equally frequent, nobody is.
+    space around them. A rollout without an answer is not graded; where two answers are equally frequent, none is.
     """
 
     def __init__(self, field: str | None = None) -> None:

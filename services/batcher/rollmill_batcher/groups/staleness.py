@@ -1,12 +1,19 @@
-"""How old a sampled token is when its step will be trained, and what follows from it (rules B3, A4)."""
+"""How old a sampled token is when its step will be trained, and what follows from it (rules B3, A4).
+
+`Staleness` is the limit and what is done about it, `PolicyClock` computes ages, `mask_stale_tokens` is the action
+``mask``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rollmill.models import PolicyVersion, StalenessBasis, Trace, staleness, trace_age
+import numpy as np
+import numpy.typing as npt
+
+from rollmill.models import PolicyVersion, StalenessBasis, TokenRange, Trace, staleness, trace_age
 
 UNANNOUNCED = PolicyVersion()
 """Version of tokens without a label: the oldest that there is."""
@@ -29,7 +36,7 @@ LIMITING = frozenset({StalenessAction.DROP, StalenessAction.MASK})
 
 @dataclass(frozen=True)
 class Staleness:
-    """The limit, inclusive, in policy versions. ``limit`` None switches the gate off."""
+    """The limit, inclusive, in policy versions. ``limit`` None: there is none."""
 
     limit: int | None = None
     action: StalenessAction = StalenessAction.DROP
@@ -45,7 +52,7 @@ class Staleness:
         return self.limit is not None and self.action is StalenessAction.MASK
 
     def drops(self, age: float) -> bool:
-        """Whether all of a trace of this age is left out."""
+        """Whether a trace of this age is left out as a whole."""
         return self.limit is not None and self.action is StalenessAction.DROP and age > self.limit
 
     def is_last_chance(self, age: float) -> bool:
@@ -53,13 +60,16 @@ class Staleness:
         return self.enforced is not None and self.enforced - 1 < age <= self.enforced
 
     def weight(self, age: float) -> float:
-        """Factor of a trace's loss weight. A token of a version yet to be announced has age 0."""
+        """Factor of a trace's loss weight. A token of a version that is not announced yet counts as age 0."""
         return 1.0 / (max(age, 0.0) + 1.0) if self.action is StalenessAction.WEIGHT else 1.0
 
 
 @dataclass(frozen=True)
 class PolicyClock:
-    """The policy as a cut sees it. ``forks``: version from which each later epoch went on."""
+    """The policy at a cut: the newest announced version, and the steps that are cut and not yet acknowledged.
+
+    ``forks``: by epoch, the version from which it was resumed.
+    """
 
     version: PolicyVersion = UNANNOUNCED
     queued_steps: int = 0
@@ -94,7 +104,7 @@ class PolicyClock:
 
 @dataclass(frozen=True)
 class AgeSplit:
-    """Traces by the versions that passed while they were sampled, and by those that passed while they waited."""
+    """Number of traces by the versions that passed while they were sampled, and by those that passed since."""
 
     generation: Mapping[int, int]
     queue: Mapping[int, int]
@@ -105,11 +115,43 @@ def age_split(clock: PolicyClock, traces: Iterable[Trace]) -> AgeSplit:
     queue: dict[int, int] = {}
     for trace in traces:
         ages = clock.ages(trace)
-        newest, spent = min(ages), max(ages) - min(ages)
-        generation[spent] = generation.get(spent, 0) + 1
+        newest, span = min(ages), max(ages) - min(ages)
+        generation[span] = generation.get(span, 0) + 1
         queue[newest] = queue.get(newest, 0) + 1
     return AgeSplit(dict(sorted(generation.items())), dict(sorted(queue.items())))
 
 
 def oldest_version(trace: Trace) -> PolicyVersion:
     return trace.oldest_version or UNANNOUNCED
+
+
+@dataclass(frozen=True)
+class MaskedTrace:
+    """``trace`` with mask 0 at stale tokens; ``fresh`` and ``stale`` divide the units of the trace between them."""
+
+    trace: Trace
+    fresh: tuple[TokenRange, ...]
+    stale: tuple[TokenRange, ...]
+
+
+def mask_stale_tokens(trace: Trace, is_stale: Callable[[PolicyVersion], bool]) -> MaskedTrace:
+    """The action ``mask``: of a trace that a weight update has split, only the tokens inside the limit train.
+
+    A unit never spans versions, so it is stale as a whole or not at all.
+    """
+    units = trace.units()
+    kept = np.logical_not(_stale_tokens(trace, is_stale))
+    if kept.all():
+        return MaskedTrace(trace, units, ())
+    mask = trace.loss_mask * kept.astype(np.uint8)
+    fresh = tuple(unit for unit in units if not is_stale(unit.version))
+    stale = tuple(unit for unit in units if is_stale(unit.version))
+    return MaskedTrace(trace.replace(loss_mask=mask), fresh, stale)
+
+
+def _stale_tokens(trace: Trace, is_stale: Callable[[PolicyVersion], bool]) -> npt.NDArray[np.bool_]:
+    """Booleans [r], over the response."""
+    if not trace.versions:
+        return np.full(len(trace.response_ids), is_stale(UNANNOUNCED))
+    flags = [run.version is not None and is_stale(run.version) for run in trace.versions]
+    return np.repeat(np.array(flags), [run.length for run in trace.versions])

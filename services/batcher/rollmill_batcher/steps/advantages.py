@@ -1,4 +1,4 @@
-"""Advantage strategies: rewards of one group's rollouts to advantages."""
+"""Advantage strategies: from the rewards of a group's rollouts to advantages. The built-in plug-ins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Scale(StrEnum):
-    """By whose standard deviation centred rewards are divided."""
+    """The standard deviation that centred rewards are divided by: of the group, of the whole step, or none."""
 
     GROUP = "group"
     BATCH = "batch"
@@ -72,7 +72,7 @@ class ReinforcePp(BaseAdvantage):
     def compute(self, rewards: Floats) -> Floats:
         return _centred(rewards)
 
-    def over_step(self, advantages: Floats, rewards: Floats) -> Floats:  # noqa: ARG002  # by what was centred
+    def over_step(self, advantages: Floats, rewards: Floats) -> Floats:  # noqa: ARG002  # whitens centred rewards
         if not advantages.any():
             return advantages
         whitened: Floats = (advantages - advantages.mean()) / np.sqrt(advantages.var(ddof=1) + self._eps)

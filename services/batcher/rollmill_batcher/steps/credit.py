@@ -1,4 +1,4 @@
-"""Whose reward an advantage is of, the rollout's or each trace's own; a rollout counts once (rules A1, A6)."""
+"""Advantages of traces, from the rollout's reward or each trace's own; a rollout counts once (rules A1, A6)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Advantages = dict[tuple[str, int, int], float]
 """By (session, attempt, trace)."""
 
 
-def advantages(step: Sequence[EvaluatedGroup], learning: Learning) -> Advantages:
+def trace_advantages(step: Sequence[EvaluatedGroup], learning: Learning) -> Advantages:
     """Of every trace that trains.
 
-    With credit ``trace``, a trace stands for its rollout: its advantage is the one that the rollout would have had
-    with the trace's reward. So a rollout of one trace has the same with either credit, by any strategy.
+    With credit ``trace``, a trace has the advantage that its rollout would have had with the trace's reward. So the
+    advantage of a rollout of one trace is the same with either credit, by any strategy.
     Raises ConfigurationError where a strategy returns another number of values, or one that is not finite.
     """
     scores = _Scores.of(step, learning)
     return {
-        (verdict.member.session_id, verdict.member.attempt, trace.index): scores.of_trace(place, trace.trace.reward)
-        for place, verdict in enumerate(_counted(step))
+        (verdict.member.session_id, verdict.member.attempt, trace.index): scores.of_trace(rollout, trace.trace.reward)
+        for rollout, verdict in enumerate(_counted(step))
         for trace in verdict.trained
     }
 
@@ -38,8 +38,11 @@ class _Scores:
     """Rewards of all rollouts of a step that count, group after group, and their advantages."""
 
     rewards: Floats
+    """float64 [n]"""
     starts: tuple[int, ...]
+    """Index of each group's first rollout, and n."""
     values: Floats
+    """float64 [n]: the advantages."""
     learning: Learning
 
     @classmethod
@@ -48,13 +51,13 @@ class _Scores:
         starts = tuple(np.cumsum([0, *(len(group.rewards) for group in step)]).tolist())
         return cls(rewards, starts, _values(rewards, starts, learning), learning)
 
-    def of_trace(self, place: int, reward: float | None) -> float:
-        own = self.learning.credit is Credit.TRACE and reward is not None and reward != self.rewards[place]
+    def of_trace(self, rollout: int, reward: float | None) -> float:
+        own = self.learning.credit is Credit.TRACE and reward is not None and reward != self.rewards[rollout]
         if not own:
-            return float(self.values[place])
+            return float(self.values[rollout])
         replaced = self.rewards.copy()
-        replaced[place] = reward
-        return float(_values(replaced, self.starts, self.learning)[place])
+        replaced[rollout] = reward
+        return float(_values(replaced, self.starts, self.learning)[rollout])
 
 
 def _values(rewards: Floats, starts: Sequence[int], learning: Learning) -> Floats:

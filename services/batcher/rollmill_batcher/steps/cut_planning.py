@@ -1,6 +1,7 @@
-"""The decision of a cut: which groups close, which tokens are excluded and why, which groups make the step.
+"""What a cut decides: which groups close, which tokens are excluded and why, which groups make the step.
 
-`decide` is a pure function of the waiting groups, the run's progress, the cut and the rules (rule B2).
+`plan_cut` is a pure function of the waiting groups, the run's progress, the cut and the configuration (rule B2); the
+cache of evaluations only saves time.
 """
 
 from __future__ import annotations
@@ -9,23 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollmill.models import Cut, TokenRange, Trajectory
-from rollmill_batcher.groups.config import BatcherConfig
+from rollmill_batcher.groups.config import BatcherConfig, StepOrder
 from rollmill_batcher.groups.eligibility import STALE, TOO_LARGE, MemberVerdict, TraceVerdict
-from rollmill_batcher.groups.group import READY, Group, GroupEvent, GroupState, moved
+from rollmill_batcher.groups.group import READY, GroupEvent, GroupState, RolloutGroup, next_state
 from rollmill_batcher.groups.group_evaluation import (
     GROUP_EXPIRED,
     SUPERSEDED,
     CutContext,
     EvaluatedGroup,
+    EvaluationCache,
+    check_usable,
     grows_stale,
-    judged,
     state_of,
-    usable,
 )
 from rollmill_batcher.groups.staleness import PolicyClock
-from rollmill_batcher.progress import Progress
-from rollmill_batcher.steps.group_ordering import StepOrder, ordered
-from rollmill_batcher.steps.group_selection import Selection, looked_after, selected
+from rollmill_batcher.progress import RunProgress
+from rollmill_batcher.steps.group_selection import Selection, cleanup_window, order_groups, select_groups
 from rollmill_batcher.steps.step_table import table_bytes
 
 
@@ -68,83 +68,93 @@ class CutPlan:
         return dict(sorted(tokens.items()))
 
 
-def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: BatcherConfig) -> CutPlan:
+def plan_cut(
+    groups: Iterable[RolloutGroup],
+    progress: RunProgress,
+    cut: Cut,
+    config: BatcherConfig,
+    evaluations: EvaluationCache,
+) -> CutPlan:
     """What ``cut`` does with the waiting ``groups``, in whatever order they are given.
 
-    Staleness is judged only where a step may be cut: until then it is not known what else will be queued.
+    Staleness is computed only where a step may be cut: until then it is not known what else will be queued.
     """
     clock = PolicyClock(cut.policy_version, cut.queued_steps, progress.forks)
-    moment = CutContext(cut.now, rules.gate(clock), closing=progress.end_of_stream and cut.flush)
+    context = CutContext(cut.now, config.criteria(clock), closing=progress.end_of_stream and cut.flush)
     waiting = sorted(groups, key=lambda group: (group.opened_at, group.group_id))
-    states = {group.group_id: state_of(group, moment, rules) for group in waiting}
-    expired = tuple(_expired(group, moment, rules) for group in waiting if states[group.group_id] is GroupState.EXPIRED)
+    states = {group.group_id: state_of(group, context, config) for group in waiting}
+    evaluator = _Evaluator(states, context, config, evaluations)
+    expired = tuple(evaluator.expired(group) for group in waiting if states[group.group_id] is GroupState.EXPIRED)
     selection = Selection()
-    if cut.queued_steps < rules.steps_ahead:
-        offered = ordered(waiting, rules.order, clock, cut.seed)
-        selection = selected(_examined(offered, states, moment, rules), rules)
-        if selection.full and rules.order is not StepOrder.FIFO:
-            selection = _with_failed(selection, waiting, states, moment, rules, cut.sequence)
+    if cut.queued_steps < config.steps_ahead:
+        offered = order_groups(waiting, config.order, clock, cut.seed)
+        selection = select_groups(evaluator.ready(offered), config)
+        if selection.full and config.order is not StepOrder.FIFO:
+            selection = _with_failed(selection, waiting, evaluator, cut.sequence)
     taken = selection.taken if selection.full or cut.flush else ()
     step = tuple(group.after(GroupEvent.TAKEN) for group in taken)
     closed = (*expired, *selection.failed, *step)
     return CutPlan(closed, step, tuple(exclusion for group in closed for exclusion in _exclusions(group)))
 
 
-def excluded(member: Trajectory, reason: str) -> Exclusion:
+def exclusion_of(member: Trajectory, reason: str) -> Exclusion:
     """All trainable tokens of a trajectory, for one reason."""
     return Exclusion(member.session_id, member.attempt, reason, member.manifest.units)
 
 
-def _expired(group: Group, moment: CutContext, rules: BatcherConfig) -> EvaluatedGroup:
-    members = judged(group, GroupState.EXPIRED, moment.gate.without_staleness(), rules).members
-    return EvaluatedGroup(group, GroupState.EXPIRED, members, GROUP_EXPIRED)
+@dataclass(frozen=True)
+class _Evaluator:
+    """Evaluates groups for one cut; ``states`` are theirs at its time, by id."""
 
+    states: Mapping[str, GroupState]
+    context: CutContext
+    config: BatcherConfig
+    cache: EvaluationCache
 
-def _examined(
-    waiting: Sequence[Group], states: Mapping[str, GroupState], moment: CutContext, rules: BatcherConfig
-) -> Iterator[EvaluatedGroup]:
-    """The groups that are ready, in the order given: as they are, or failed. Lazy: a step looks at few of them."""
-    for group in waiting:
-        state = states[group.group_id]
-        if state is GroupState.OPEN and grows_stale(group, moment, rules):
-            state = moved(state, GroupEvent.GROWING_STALE)
-        if state in READY:
-            found = usable(judged(group, state, moment.gate, rules), rules)
-            too_large = found.state in READY and table_bytes(found) > rules.header_bytes
-            yield found.after(GroupEvent.UNUSABLE, TOO_LARGE) if too_large else found
+    def expired(self, group: RolloutGroup) -> EvaluatedGroup:
+        criteria = self.context.criteria.without_staleness()
+        members = self.cache.evaluate(group, GroupState.EXPIRED, criteria, self.config).members
+        return EvaluatedGroup(group, GroupState.EXPIRED, members, GROUP_EXPIRED)
+
+    def ready(self, waiting: Sequence[RolloutGroup]) -> Iterator[EvaluatedGroup]:
+        """Those that are ready, in the given order: usable, or failed. Lazy: a step takes few of many groups."""
+        for group in waiting:
+            state = self.states[group.group_id]
+            if state is GroupState.OPEN and grows_stale(group, self.context, self.config):
+                state = next_state(state, GroupEvent.GROWING_STALE)
+            if state in READY:
+                ready = self.cache.evaluate(group, state, self.context.criteria, self.config)
+                evaluated = check_usable(ready, self.config)
+                too_large = evaluated.state in READY and table_bytes(evaluated) > self.config.header_bytes
+                yield evaluated.after(GroupEvent.UNUSABLE, TOO_LARGE) if too_large else evaluated
 
 
 def _with_failed(
-    selection: Selection,
-    waiting: Sequence[Group],
-    states: Mapping[str, GroupState],
-    moment: CutContext,
-    rules: BatcherConfig,
-    sequence: int,
+    selection: Selection, waiting: Sequence[RolloutGroup], evaluator: _Evaluator, sequence: int
 ) -> Selection:
-    """And some of the failed ones behind a step that is full. First come, first served reaches every group anyway."""
+    """Adds some of the failed groups behind a step that is full. The order ``fifo`` reaches every group without it."""
     seen = {group.group.group_id for group in (*selection.taken, *selection.failed)}
-    behind = [group for group in waiting if group.group_id not in seen and states[group.group_id] in READY]
-    found = _examined(looked_after(behind, sequence), states, moment, rules)
-    failed = tuple(group for group in found if group.state is GroupState.FAILED)
+    behind = [group for group in waiting if group.group_id not in seen and evaluator.states[group.group_id] in READY]
+    evaluated = evaluator.ready(cleanup_window(behind, sequence))
+    failed = tuple(group for group in evaluated if group.state is GroupState.FAILED)
     return replace(selection, failed=(*selection.failed, *failed))
 
 
 def _exclusions(group: EvaluatedGroup) -> list[Exclusion]:
-    """One per attempt and reason; attempts that another one stands for are named, too."""
-    found = [excluded(member, SUPERSEDED) for member in group.group.superseded]
+    """One for each attempt and reason, superseded attempts included."""
+    exclusions = [exclusion_of(member, SUPERSEDED) for member in group.group.superseded]
     for verdict in group.members:
-        found += _member_exclusions(verdict, group)
-    return [exclusion for exclusion in found if exclusion.units]
+        exclusions += _member_exclusions(verdict, group)
+    return [exclusion for exclusion in exclusions if exclusion.units]
 
 
 def _member_exclusions(verdict: MemberVerdict, group: EvaluatedGroup) -> list[Exclusion]:
-    units: dict[str, tuple[TokenRange, ...]] = {}
+    by_reason: dict[str, tuple[TokenRange, ...]] = {}
     for trace in verdict.traces:
-        for reason, own in _left_out(trace, group):
-            units[reason] = (*units.get(reason, ()), *own)
+        for reason, units in _left_out(trace, group):
+            by_reason[reason] = (*by_reason.get(reason, ()), *units)
     member = verdict.member
-    return [Exclusion(member.session_id, member.attempt, reason, those) for reason, those in units.items()]
+    return [Exclusion(member.session_id, member.attempt, reason, units) for reason, units in by_reason.items()]
 
 
 def _left_out(trace: TraceVerdict, group: EvaluatedGroup) -> list[tuple[str, tuple[TokenRange, ...]]]:

@@ -1,7 +1,7 @@
 """Loss weights and the denominators of a step (rule A1).
 
 The loss of a step is the sum of ``weight * token loss`` over all trained tokens of all ranks and micro-batches,
-divided by ``Denominators.weighted_tokens``. It does not depend on how traces are split or placed.
+divided by ``Denominators.weighted_tokens``. It does not depend on how traces are split or assigned to ranks.
 """
 
 from __future__ import annotations
@@ -9,57 +9,44 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from rollmill.models import Denominators
-
-
-class LossWeighting(StrEnum):
-    """``token_mean``: 1. ``rollout_mean``: 1 / trained tokens of the rollout over all its traces in the step.
-
-    ``group_mean``: 1 / trained tokens of the group. ``constant``: 1 / a constant length, and the denominator is
-    the number of rollouts, so that long replies weigh as much per token as short ones (Dr. GRPO).
-    """
-
-    TOKEN_MEAN = "token_mean"  # noqa: S105  # no password
-    ROLLOUT_MEAN = "rollout_mean"
-    GROUP_MEAN = "group_mean"
-    CONSTANT = "constant"
+from rollmill_batcher.groups.config import LossWeighting
 
 
 @dataclass(frozen=True)
-class Share:
-    """Trained tokens of one trace, and whose they are."""
+class TrainedTokens:
+    """Number of trained tokens of one trace, and its group and rollout (session, attempt)."""
 
     group: str
     rollout: tuple[str, int]
     tokens: int
 
 
-def loss_weights(weighting: LossWeighting, shares: Sequence[Share], constant: float) -> list[float]:
-    """Weight of every trained token of each trace of a step, in the order of ``shares``."""
+def loss_weights(weighting: LossWeighting, trained: Sequence[TrainedTokens], constant: float) -> list[float]:
+    """Weight of every trained token of each trace of a step, in the order of ``trained``."""
     if weighting is LossWeighting.ROLLOUT_MEAN:
-        return _inverse([share.rollout for share in shares], shares)
+        return _inverse([each.rollout for each in trained], trained)
     if weighting is LossWeighting.GROUP_MEAN:
-        return _inverse([share.group for share in shares], shares)
-    return [1.0 / constant if weighting is LossWeighting.CONSTANT else 1.0] * len(shares)
+        return _inverse([each.group for each in trained], trained)
+    return [1.0 / constant if weighting is LossWeighting.CONSTANT else 1.0] * len(trained)
 
 
-def _inverse(keys: Sequence[Hashable], shares: Sequence[Share]) -> list[float]:
-    """1 / trained tokens of everything with the same key."""
+def _inverse(keys: Sequence[Hashable], trained: Sequence[TrainedTokens]) -> list[float]:
+    """1 / trained tokens of all traces with the same key."""
     totals: dict[Hashable, int] = {}
-    for key, share in zip(keys, shares, strict=True):
-        totals[key] = totals.get(key, 0) + share.tokens
+    for key, each in zip(keys, trained, strict=True):
+        totals[key] = totals.get(key, 0) + each.tokens
     return [1.0 / totals[key] for key in keys]
 
 
-def denominators(weighting: LossWeighting, shares: Sequence[Share], weights: Sequence[float]) -> Denominators:
+def denominators(weighting: LossWeighting, trained: Sequence[TrainedTokens], weights: Sequence[float]) -> Denominators:
     """Step-wide sums, exact, so that no order of traces matters."""
-    rollouts = len({share.rollout for share in shares})
-    total = math.fsum(share.tokens * weight for share, weight in zip(shares, weights, strict=True))
+    rollouts = len({each.rollout for each in trained})
+    total = math.fsum(each.tokens * weight for each, weight in zip(trained, weights, strict=True))
     return Denominators(
-        tokens=sum(share.tokens for share in shares),
+        tokens=sum(each.tokens for each in trained),
         weighted_tokens=float(rollouts) if weighting is LossWeighting.CONSTANT else total,
         rollouts=rollouts,
-        groups=len({share.group for share in shares}),
+        groups=len({each.group for each in trained}),
     )

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Size:
-    """Of one trace: ``tokens`` of prompt and response, ``nbytes`` in a batch record."""
-
-    tokens: int
-    nbytes: int
-
-    @property
-    def cost(self) -> int:
-        """Of attention: the square of the length."""
-        return self.tokens**2
-
+from rollmill_batcher.groups.config import Size
 
 Bin = tuple[int, ...]
 """Indices of the traces of a micro-batch, ascending; empty is a filler."""
+Layout = tuple[tuple[Bin, ...], ...]
+"""Micro-batches by rank and number."""
 
 
-def plan(sizes: Sequence[Size], budget: Size, ranks: int, seed: int) -> tuple[tuple[Bin, ...], ...]:
+def plan_layout(sizes: Sequence[Size], budget: Size, ranks: int, seed: int) -> Layout:
     """Micro-batches by rank, the same number on every rank.
 
     No micro-batch is over ``budget``, given that no trace alone is. Ranks are balanced by the sum of squared
     lengths. The order of a rank's micro-batches is shuffled by ``seed``, the same way on all ranks.
     """
     bins = _equalised(first_fit_decreasing(sizes, budget), sizes, ranks)
-    shares = _assigned(bins, sizes, ranks)
-    order = np.random.default_rng(seed).permutation(len(shares[0]))
-    return tuple(tuple(share[place] for place in order) for share in shares)
+    by_rank = _assigned(bins, sizes, ranks)
+    order = np.random.default_rng(seed).permutation(len(by_rank[0]))
+    return tuple(tuple(own[number] for number in order) for own in by_rank)
 
 
 def first_fit_decreasing(sizes: Sequence[Size], budget: Size) -> list[Bin]:
@@ -43,12 +32,12 @@ def first_fit_decreasing(sizes: Sequence[Size], budget: Size) -> list[Bin]:
     room: list[tuple[int, int]] = []
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index].tokens, index)):
         size = sizes[index]
-        place = next((b for b, (t, n) in enumerate(room) if size.tokens <= t and size.nbytes <= n), len(bins))
-        if place == len(bins):
+        target = next((b for b, (t, n) in enumerate(room) if size.tokens <= t and size.nbytes <= n), len(bins))
+        if target == len(bins):
             bins.append([])
             room.append((budget.tokens, budget.nbytes))
-        bins[place].append(index)
-        room[place] = (room[place][0] - size.tokens, room[place][1] - size.nbytes)
+        bins[target].append(index)
+        room[target] = (room[target][0] - size.tokens, room[target][1] - size.nbytes)
     return [tuple(sorted(members)) for members in bins]
 
 
@@ -74,15 +63,15 @@ def _halves(members: Bin, sizes: Sequence[Size]) -> list[Bin]:
 
 
 def _assigned(bins: Sequence[Bin], sizes: Sequence[Size], ranks: int) -> list[list[Bin]]:
-    """The costliest bin first, each to the rank with the least work that still has a place."""
-    shares: list[list[Bin]] = [[] for _ in range(ranks)]
+    """The costliest bin first, each to the rank with the least work among those that need more bins."""
+    by_rank: list[list[Bin]] = [[] for _ in range(ranks)]
     work = [0] * ranks
     for members in sorted(bins, key=lambda members: (-_cost(members, sizes), members)):
-        open_ranks = [rank for rank in range(ranks) if len(shares[rank]) < len(bins) // ranks]
+        open_ranks = [rank for rank in range(ranks) if len(by_rank[rank]) < len(bins) // ranks]
         rank = min(open_ranks, key=lambda rank: (work[rank], rank))
-        shares[rank].append(members)
+        by_rank[rank].append(members)
         work[rank] += _cost(members, sizes)
-    return shares
+    return by_rank
 
 
 def _cost(members: Sequence[int], sizes: Sequence[Size]) -> int:

@@ -1,7 +1,7 @@
-"""Steps that were returned are laid out anew for another number of ranks (rule R4).
+"""Returned steps are written again for another number of ranks (rule R4).
 
-Nothing is decided again: the step's own cut gives the same traces, weights and advantages, and the same batch id. Only
-micro-batches and ranks differ, so the ledger and a trainer's lineage see one step.
+Nothing is decided again: the step's own cut gives the same traces, weights, advantages and batch id. Only micro-batches
+and ranks differ, so the ledger and a trainer's lineage see one step.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from rollmill.runtime.stream import OutputRecord, Outputs, StateView
 from rollmill.topics import ACKS
 from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.group import GroupState
-from rollmill_batcher.groups.group_evaluation import EvaluatedGroup, judged
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup, EvaluationCache
 from rollmill_batcher.groups.staleness import PolicyClock
-from rollmill_batcher.progress import Progress
-from rollmill_batcher.state import CutStep, Held, group_of, progress_delta, progress_of, step_of
-from rollmill_batcher.steps.cut import laid_out, step_emits
-from rollmill_batcher.steps.micro_batches import MicroBatch, micro_batches
+from rollmill_batcher.progress import RunProgress
+from rollmill_batcher.state import CutStep, StateValue, find_group, find_step, progress_of, progress_update
+from rollmill_batcher.steps.cut import batch_records, resharded_config
+from rollmill_batcher.steps.micro_batches import MicroBatch, build_micro_batches
 
 
-def placed_anew(state: StateView[Held], event: StepsReturned, rules: BatcherConfig) -> Outputs:
-    """New records of the returned steps and the answer. The same request again is answered once.
+def reshard(
+    state: StateView[StateValue], event: StepsReturned, config: BatcherConfig, evaluations: EvaluationCache
+) -> Outputs:
+    """New records of the returned steps, and the answer. A repeated request changes nothing.
 
-    Raises PoisonRecordError where steps or ranks do not exist, a step's groups are gone, or other settings would make
-    another step of them.
+    Raises PoisonRecordError where steps or ranks do not exist, the groups of a step are gone, or the settings have
+    changed so that the step would be another one.
     """
     progress = progress_of(state)
     if event.request_id == progress.answered:
         return Outputs(counts={"duplicates": 1})
-    first = _first(progress, event, rules)
-    after = progress.placed(event, first)
-    steps = [_held(state, number) for number in range(first, progress.next_step)]
-    laid = [(step, _laid_out(state, step, laid_out(rules, after))) for step in steps]
+    first = _first_step(progress, event, config)
+    after = progress.resharded(event, first)
+    steps = [_kept_step(state, number) for number in range(first, progress.next_step)]
+    repacked = [(step, _repacked(state, step, resharded_config(config, after), evaluations)) for step in steps]
     answer = StepsResharded(
         run=event.run,
         request_id=event.request_id,
@@ -45,16 +47,19 @@ def placed_anew(state: StateView[Held], event: StepsReturned, rules: BatcherConf
         offsets=event.offsets,
         at=event.at,
     )
-    records = (emit for step, batches in laid for emit in step_emits(step.cut.step, batches))
-    emits = (*records, OutputRecord(ACKS, event.request_id, answer, partition=0))
-    return Outputs(emits, (progress_delta(after),), counts={"returns": 1, "steps_placed_anew": len(steps)})
+    batches = (record for step, made in repacked for record in batch_records(step.cut.step, made))
+    return Outputs(
+        records=(*batches, OutputRecord(ACKS, event.request_id, answer, partition=0)),
+        updates=(progress_update(after),),
+        counts={"returns": 1, "steps_placed_anew": len(steps)},
+    )
 
 
-def _first(progress: Progress, event: StepsReturned, rules: BatcherConfig) -> int:
+def _first_step(progress: RunProgress, event: StepsReturned, config: BatcherConfig) -> int:
     acknowledged = progress.acks.acknowledged
     first = acknowledged if event.next_step is None else event.next_step
-    if event.world_size > rules.most_ranks:
-        raise PoisonRecordError("unknown_rank", f"{event.world_size} ranks: batches has {rules.most_ranks} partitions")
+    if event.world_size > config.max_ranks:
+        raise PoisonRecordError("unknown_rank", f"{event.world_size} ranks: batches has {config.max_ranks} partitions")
     if first > acknowledged:
         raise PoisonRecordError("unknown_step", f"{first}: step {acknowledged} is not acknowledged by every rank")
     if first < min(progress.kept_from, progress.next_step):
@@ -64,16 +69,18 @@ def _first(progress: Progress, event: StepsReturned, rules: BatcherConfig) -> in
     return first
 
 
-def _held(state: StateView[Held], number: int) -> CutStep:
-    step = step_of(state, number)
+def _kept_step(state: StateView[StateValue], number: int) -> CutStep:
+    step = find_step(state, number)
     if step is None:
         raise PoisonRecordError("step_gone", f"{number}: it was cut before steps were kept")
     return step
 
 
-def _laid_out(state: StateView[Held], step: CutStep, rules: BatcherConfig) -> tuple[MicroBatch, ...]:
+def _repacked(
+    state: StateView[StateValue], step: CutStep, config: BatcherConfig, evaluations: EvaluationCache
+) -> tuple[MicroBatch, ...]:
     clock = PolicyClock(step.cut.policy_version, step.cut.queued_steps, step.forks)
-    batches = micro_batches(tuple(_groups(state, step, clock, rules)), step.cut, clock, rules)
+    batches = build_micro_batches(tuple(_groups(state, step, clock, config, evaluations)), step.cut, clock, config)
     if batches[0].content != step.content:
         raise PoisonRecordError(
             "settings_changed", f"step {step.cut.step} would be another one: return it with the settings of its cut"
@@ -82,11 +89,11 @@ def _laid_out(state: StateView[Held], step: CutStep, rules: BatcherConfig) -> tu
 
 
 def _groups(
-    state: StateView[Held], step: CutStep, clock: PolicyClock, rules: BatcherConfig
+    state: StateView[StateValue], step: CutStep, clock: PolicyClock, config: BatcherConfig, evaluations: EvaluationCache
 ) -> Iterable[EvaluatedGroup]:
-    gate = rules.gate(clock)
+    criteria = config.criteria(clock)
     for group_id in step.cut.groups:
-        group = group_of(state, group_id)
+        group = find_group(state, group_id)
         if group is None:
             raise PoisonRecordError("step_gone", f"{step.cut.step}: its group {group_id} is gone")
-        yield judged(group, GroupState.CUT, gate, rules)
+        yield evaluations.evaluate(group, GroupState.CUT, criteria, config)

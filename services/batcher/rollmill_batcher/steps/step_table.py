@@ -8,24 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollmill.models import GroupRow, Trace, TraceRow
+from rollmill_batcher.groups.config import Size
 from rollmill_batcher.groups.eligibility import MemberVerdict, TraceVerdict
 from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.groups.staleness import oldest_version
-from rollmill_batcher.steps.loss_weights import Share
-from rollmill_batcher.steps.packing import Bin, Size
-from rollmill_batcher.steps.tensors import record_bytes
+from rollmill_batcher.sizes import record_bytes
+from rollmill_batcher.steps.loss_weights import TrainedTokens
+from rollmill_batcher.steps.packing import Layout
 
 ROW_BYTES = 384
 UNIT_BYTES = 64
 GROUP_BYTES = 256
 REWARD_BYTES = 32
-"""Of a row, a unit, a group and a reward in it as escaped JSON, ids apart; upper bounds."""
+"""Bytes of a row, a unit, a group and one of its rewards as escaped JSON without their ids; upper bounds."""
 
 
 @dataclass(frozen=True)
 class TrainedTrace:
-    """A trace of a step before its place is known. ``group`` and ``session`` count over the step."""
+    """A trace of a step before it is packed. ``group`` and ``session`` are numbered over the step."""
 
     member: MemberVerdict
     verdict: TraceVerdict
@@ -33,7 +34,7 @@ class TrainedTrace:
     session: int
     advantage: float
     decay: float = 1.0
-    """Of the loss weight, by age."""
+    """Factor of the loss weight, by age."""
 
     @property
     def trace(self) -> Trace:
@@ -44,10 +45,10 @@ class TrainedTrace:
         return len(self.trace.prompt_ids) + len(self.trace.response_ids)
 
     @property
-    def later(self) -> float:
-        """Reward that the rollout gets after the trace (rule A5): the token rewards of its later traces, in its order.
+    def later_reward(self) -> float:
+        """Reward that the rollout gets after the trace (rule A5): the sum of the token rewards of its later traces.
 
-        Where no token of the rollout has one, the trace's own reward counts as given at its end.
+        Where no token of the rollout has a reward, the trace's own reward counts as given at its end.
         """
         traces = self.member.member.traces
         if all(trace.token_rewards is None for trace in traces):
@@ -60,9 +61,9 @@ class TrainedTrace:
         return Size(self.tokens, record_bytes(self.trace))
 
     @property
-    def share(self) -> Share:
+    def trained_tokens(self) -> TrainedTokens:
         rollout = self.member.member
-        return Share(rollout.group_id, (rollout.session_id, rollout.attempt), self.trace.trained_tokens)
+        return TrainedTokens(rollout.group_id, (rollout.session_id, rollout.attempt), self.trace.trained_tokens)
 
 
 def table_bytes(group: EvaluatedGroup) -> int:
@@ -91,18 +92,17 @@ def group_row(group: EvaluatedGroup, scoring: Scoring | None) -> GroupRow:
     )
 
 
-def table_of(
-    traces: Sequence[TrainedTrace], weights: Sequence[float], plan: Sequence[Sequence[Bin]]
-) -> tuple[TraceRow, ...]:
-    """Rows in the order of ``traces``, with the place that ``plan`` gives each."""
-    places = {
+def build_table(traces: Sequence[TrainedTrace], weights: Sequence[float], layout: Layout) -> tuple[TraceRow, ...]:
+    """Rows in the order of ``traces``, with the rank and the micro-batch that ``layout`` gives each."""
+    positions = {
         index: (rank, number)
-        for rank, micro_batches in enumerate(plan)
+        for rank, micro_batches in enumerate(layout)
         for number, members in enumerate(micro_batches)
         for index in members
     }
     return tuple(
-        _row(trace, weight, *places[index]) for index, (trace, weight) in enumerate(zip(traces, weights, strict=True))
+        _row(trace, weight, *positions[index])
+        for index, (trace, weight) in enumerate(zip(traces, weights, strict=True))
     )
 
 

@@ -1,6 +1,6 @@
 """Packed micro-batches as safetensors, in the minimal types of `rollmill.models.TENSORS` (rule B4).
 
-No Python loop runs over tokens: arrays are joined, and only runs (versions, turns) are walked.
+No Python loop runs over tokens: arrays are joined, and only runs (of versions, of turns) are iterated.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from rollmill.models import EXTRA, EXTRA_SPANS, BatchHeader, Trace, dump_json
 from rollmill.models.extras import Form, form_of
 
 HEADER = "header"
-TOKEN_BYTES = 4 + 1 + 4
-"""Of a token in a record: id, mask, log-prob."""
 FILLER_TOKENS = 8
 """Longest filler: enough for a forward pass, next to nothing in time."""
 
@@ -30,7 +28,7 @@ NO_FORMS: Mapping[str, Form] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class PackedTrace:
-    """A trace as it goes into a micro-batch, with what its step has decided. ``row``: in the header's table."""
+    """A trace as it goes into a micro-batch, with what its step computed for it. ``row``: in the header's table."""
 
     trace: Trace
     row: int
@@ -38,24 +36,16 @@ class PackedTrace:
     weight: float
     group: int = -1
     session: int = -1
-    later: float = 0.0
+    later_reward: float = 0.0
     """Reward that the rollout gets after the trace."""
 
 
-def record_bytes(trace: Trace) -> int:
-    """Bytes of a trace's tensors in a record, an upper bound."""
-    tokens = len(trace.prompt_ids) + len(trace.response_ids)
-    rewarded = 4 * tokens * (trace.token_rewards is not None) + sum(8 + each.nbytes for each in trace.extras.values())
-    runs = 12 * (len(trace.versions) + 2) + 12 * (2 * len(trace.turns) + 2)
-    return tokens * TOKEN_BYTES + rewarded + runs + 44
+def pack_tensors(packed: Sequence[PackedTrace], forms: Mapping[str, Form] = NO_FORMS) -> Tensors:
+    """Tensors of one micro-batch: [T] over all tokens, trace after trace, or [N] over traces.
 
-
-def pack(lines: Sequence[PackedTrace], forms: Mapping[str, Form] = NO_FORMS) -> Tensors:
-    """Tensors of one micro-batch; [T] over all tokens, trace after trace, [N] over traces, at token throughout.
-
-    ``forms``: the extras of the step; what has another form stays out.
+    ``forms``: the extras of the step; an extra of another form is left out.
     """
-    traces = [line.trace for line in lines]
+    traces = [each.trace for each in packed]
     lengths = [len(trace.prompt_ids) + len(trace.response_ids) for trace in traces]
     tensors: Tensors = {
         "input_ids": np.concatenate([part for t in traces for part in (t.prompt_ids, t.response_ids)]),
@@ -65,13 +55,13 @@ def pack(lines: Sequence[PackedTrace], forms: Mapping[str, Form] = NO_FORMS) -> 
         "turn_ids": np.array([run for trace in traces for run in _turn_runs(trace)], dtype=np.int32),
         "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
         "prompt_lengths": np.array([len(trace.prompt_ids) for trace in traces], dtype=np.int32),
-        "trace_index": np.array([line.row for line in lines], dtype=np.int32),
-        "group_index": np.array([line.group for line in lines], dtype=np.int32),
-        "session_index": np.array([line.session for line in lines], dtype=np.int32),
-        "advantages": np.array([line.advantage for line in lines], dtype=np.float32),
+        "trace_index": np.array([each.row for each in packed], dtype=np.int32),
+        "group_index": np.array([each.group for each in packed], dtype=np.int32),
+        "session_index": np.array([each.session for each in packed], dtype=np.int32),
+        "advantages": np.array([each.advantage for each in packed], dtype=np.float32),
         "rewards": np.array([trace.reward or 0.0 for trace in traces], dtype=np.float32),
-        "later_rewards": np.array([line.later for line in lines], dtype=np.float32),
-        "loss_weights": np.array([line.weight for line in lines], dtype=np.float32),
+        "later_rewards": np.array([each.later_reward for each in packed], dtype=np.float32),
+        "loss_weights": np.array([each.weight for each in packed], dtype=np.float32),
         "temperatures": np.array([each for trace in traces for each in _temperatures(trace)], dtype=np.float32),
     }
     if any(trace.token_rewards is not None for trace in traces):
@@ -92,7 +82,7 @@ def filler(trace: Trace) -> PackedTrace:
     return PackedTrace(idle, row=-1, advantage=0.0, weight=0.0)
 
 
-def dump(header: BatchHeader, tensors: Mapping[str, Array]) -> bytes:
+def encode_batch(header: BatchHeader, tensors: Mapping[str, Array]) -> bytes:
     """The record: safetensors with the header as JSON in its metadata. Equal content gives equal bytes."""
     text = dump_json(header.model_dump(mode="json")).decode()
     return save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}, metadata={HEADER: text})
@@ -119,7 +109,7 @@ def _token_rewards(trace: Trace) -> Array:
 
 
 def _extra(name: str, form: Form, traces: Sequence[Trace]) -> Tensors:
-    """Rows of the traces that have the extra, and where they belong."""
+    """Rows of the traces that have the extra, and the (first token, length) that they belong to."""
     dtype, shape = form
     rows: list[Array] = [np.zeros((0, *shape), dtype)]
     spans: list[tuple[int, int]] = []
@@ -134,7 +124,7 @@ def _extra(name: str, form: Form, traces: Sequence[Trace]) -> Tensors:
 
 
 def extra_forms(traces: Sequence[Trace]) -> dict[str, Form]:
-    """By name, the form that most of the traces have, so that it is one on every rank."""
+    """By name, the form that most of the traces have, so that it is the same on every rank."""
     found: dict[str, Counter[Form]] = {}
     for trace in traces:
         for name, values in trace.extras.items():
@@ -152,7 +142,7 @@ def _version_runs(trace: Trace) -> list[tuple[int, int, int]]:
 
 
 def _turn_runs(trace: Trace) -> list[tuple[int, int]]:
-    """(turn, length) over prompt and response; everything that no turn sampled is -1."""
+    """(turn, length) over prompt and response; tokens that no turn sampled are turn -1."""
     runs: list[tuple[int, int]] = []
     position = -len(trace.prompt_ids)
     for number, turn in enumerate(trace.turns):
@@ -163,9 +153,9 @@ def _turn_runs(trace: Trace) -> list[tuple[int, int]]:
 
 
 def _temperatures(trace: Trace) -> list[float]:
-    """Of each of `_turn_runs`: the turn's own; where there is none, that of the first trained turn that knows its own.
+    """Of each of `_turn_runs`: the turn's own; where it has none, that of the first trained turn that has one.
 
-    0.0 where no turn does.
+    0.0 where no turn has one.
     """
     own = [turn.temperature for turn in trace.turns]
     trained = (turn.temperature for turn in trace.turns if turn.trained and turn.temperature is not None)

@@ -15,14 +15,12 @@ from rollmill.testing.samples.trajectories import sample_trajectory
 from rollmill.topics import ACKS, BATCHES, CUTS, TRAJECTORIES, Topic
 from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch, read_batch
-from rollmill_batcher.groups.config import BatcherConfig, Learning
+from rollmill_batcher.groups.config import BatcherConfig, Learning, LossWeighting, Size
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held, progress_of
+from rollmill_batcher.state import StateValue, progress_of
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.loss_weights import LossWeighting
-from rollmill_batcher.steps.packing import Size
 
-BATCHER_RULES = BatcherConfig(
+BATCHER_CONFIG = BatcherConfig(
     run="run",
     policy="policy",
     learning=Learning("dr_grpo", DrGrpo()),
@@ -30,14 +28,14 @@ BATCHER_RULES = BatcherConfig(
     steps_ahead=2,
     micro_batch=Size(10, 4096),
     world_size=4,
-    most_ranks=4,
+    max_ranks=4,
 )
-Task = MemoryTask[Held]
+Task = MemoryTask[StateValue]
 
 
 def task_of(**changes: Any) -> Task:
     """Two steps are cut, of four rollouts each."""
-    task: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, **changes)))
+    task: Task = MemoryTask(BatcherStage(replace(BATCHER_CONFIG, **changes)))
     for name in ("g0", "g1"):
         for n in range(4):
             task.feed(TRAJECTORIES, sample_trajectory(f"{name}-{n}", float(n), group=name, size=4))
@@ -159,7 +157,7 @@ def test_what_cannot_be_is_refused(world_size: int, next_step: int | None, reaso
 def test_other_settings_make_no_other_step_of_a_returned_one() -> None:
     before = task_of()
     learning = Learning("dr_grpo", DrGrpo(), LossWeighting.ROLLOUT_MEAN)
-    after: Task = MemoryTask(BatcherStage(replace(BATCHER_RULES, learning=learning)))
+    after: Task = MemoryTask(BatcherStage(replace(BATCHER_CONFIG, learning=learning)))
     after.state = before.state
     returned(after)
     assert [error.reason for _, error in after.dead_letters] == ["settings_changed"]
@@ -167,7 +165,7 @@ def test_other_settings_make_no_other_step_of_a_returned_one() -> None:
 
 def test_the_same_topics_and_cuts_give_the_bytes_of_every_layout() -> None:
     """A return is no cut: the request in ``acks`` decides it. One is met between two cuts, one after the last."""
-    task: Task = MemoryTask(BatcherStage(BATCHER_RULES))
+    task: Task = MemoryTask(BatcherStage(BATCHER_CONFIG))
     waiting: dict[str, list[InputRecord]] = {}
 
     def put(topic: Topic, word: Record) -> None:
@@ -183,7 +181,7 @@ def test_the_same_topics_and_cuts_give_the_bytes_of_every_layout() -> None:
             put(TRAJECTORIES, sample_trajectory(f"{name}-{n}", float(n), group=name, size=4))
         task.punctuate(200.0)
         put_return(3 if name == "g0" else 2, f"r-{name}")
-    work = Recomputing(BATCHER_RULES, waiting)
+    work = Recomputing(BATCHER_CONFIG, waiting)
     for cut in (emit.value for emit in task.of(CUTS)):
         assert isinstance(cut, Cut)
         work.cut(cut)

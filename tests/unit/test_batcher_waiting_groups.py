@@ -7,16 +7,15 @@ from rollmill.strategies import BaseGroupScorer
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import ACKS, BATCHES, TRAJECTORIES
-from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
-from rollmill_batcher.groups.group import Group
+from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning, StepOrder
+from rollmill_batcher.groups.group import RolloutGroup
 from rollmill_batcher.groups.group_scoring import Scoring
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held
+from rollmill_batcher.state import StateValue
 from rollmill_batcher.steps.advantages import DrGrpo
-from rollmill_batcher.steps.group_ordering import StepOrder
-from rollmill_batcher.steps.group_selection import LOOKED_AFTER, looked_after
+from rollmill_batcher.steps.group_selection import CLEANUP_GROUPS, cleanup_window
 
-WAITING = 2 * LOOKED_AFTER + 40
+WAITING = 2 * CLEANUP_GROUPS + 40
 
 
 class Counting(BaseGroupScorer):
@@ -30,9 +29,9 @@ class Counting(BaseGroupScorer):
         return [1.0 for _ in members]
 
 
-def task_of(scorer: Counting, count: int, groups_per_step: int) -> MemoryTask[Held]:
+def task_of(scorer: Counting, count: int, groups_per_step: int) -> MemoryTask[StateValue]:
     """Groups of two rollouts of one token each."""
-    rules = BatcherConfig(
+    config = BatcherConfig(
         run="run",
         policy="policy",
         learning=Learning("dr_grpo", DrGrpo()),
@@ -41,7 +40,7 @@ def task_of(scorer: Counting, count: int, groups_per_step: int) -> MemoryTask[He
         order=StepOrder.FRESHEST,
         scoring=Scoring("counting", scorer),
     )
-    task: MemoryTask[Held] = MemoryTask(BatcherStage(rules))
+    task: MemoryTask[StateValue] = MemoryTask(BatcherStage(config))
     for number in range(count):
         name = f"g{number:04d}"
         for member in range(2):
@@ -55,7 +54,7 @@ def test_a_full_step_looks_at_no_more_than_its_groups_and_a_share_of_the_rest() 
     task = task_of(scorer, WAITING, 2)
     task.punctuate(200.0)
     assert len(task.of(BATCHES)) == 1
-    assert len(scorer.asked) == 2 + LOOKED_AFTER
+    assert len(scorer.asked) == 2 + CLEANUP_GROUPS
 
 
 def test_what_was_found_out_is_not_asked_again() -> None:
@@ -78,11 +77,11 @@ def test_a_group_that_gets_another_member_is_looked_at_anew() -> None:
 
 
 def test_every_group_is_looked_after_in_its_turn() -> None:
-    waiting = [Group(f"g{number}") for number in range(WAITING)]
-    rounds = [{group.group_id for group in looked_after(waiting, sequence)} for sequence in range(3)]
-    assert {len(found) for found in rounds} == {LOOKED_AFTER}
+    waiting = [RolloutGroup(f"g{number}") for number in range(WAITING)]
+    rounds = [{group.group_id for group in cleanup_window(waiting, sequence)} for sequence in range(3)]
+    assert {len(found) for found in rounds} == {CLEANUP_GROUPS}
     assert set().union(*rounds) == {group.group_id for group in waiting}
-    assert looked_after(waiting[:LOOKED_AFTER], 7) == waiting[:LOOKED_AFTER]
+    assert cleanup_window(waiting[:CLEANUP_GROUPS], 7) == waiting[:CLEANUP_GROUPS]
 
 
 def test_steps_go_on_while_thousands_wait() -> None:
@@ -92,4 +91,4 @@ def test_steps_go_on_while_thousands_wait() -> None:
         task.punctuate(200.0 + step)
         task.feed(ACKS, StepAcknowledged(run="run", rank=0, world_size=1, step=step, batch_id="b", at=1.0))
     assert len(task.of(BATCHES)) == 3
-    assert len(scorer.asked) <= 3 * (1 + LOOKED_AFTER)
+    assert len(scorer.asked) <= 3 * (1 + CLEANUP_GROUPS)

@@ -20,8 +20,8 @@ from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.simulation import END, Post, deliver
 from rollmill.testing.simulation.strategies import tries, worlds
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
-from rollmill_builder.merging.sampled_calls import captured_units
 from rollmill_builder.stage import BuilderStage, BuilderState
+from rollmill_builder.storage.call_parts import captured_units
 
 SPECS = [
     StrategySpec(strategy="prefix_merging"),

@@ -85,9 +85,9 @@ def memory(run: MemoryTask[BuilderState]) -> Any:
 
 
 def resident(run: MemoryTask[BuilderState]) -> int:
-    """Sessions whose calls are in memory."""
+    """Sessions with their calls in memory."""
     sessions = [value for _, value in run.state.items() if isinstance(value, OpenSession)]
-    return sum(not item.calls.newest().spilled for item in sessions)
+    return sum(not item.calls.own_store().spilled for item in sessions)
 
 
 def bytes_of_a_session() -> int:
@@ -122,16 +122,16 @@ def test_without_a_file_the_longest_idle_session_ends() -> None:
     run = task(memory_bytes=50 * bytes_of_a_session(), spill_bytes=0)
     feed(run, interleaved(60))
     run.punctuate(3000.0)
-    words: list[Any] = [emit.value for emit in run.of(COMPLETIONS)]
-    assert {word.reason for word in words} == {"memory_budget"}
+    expiries: list[Any] = [emit.value for emit in run.of(COMPLETIONS)]
+    assert {expiry.reason for expiry in expiries} == {"memory_budget"}
     idle = sorted((value for _, value in run.state.items() if isinstance(value, OpenSession)), key=lambda s: s.last_at)
-    assert [word.session_id for word in words] == [item.session_id for item in idle[: len(words)]]
-    assert 9 <= len(words) <= 12
+    assert [expiry.session_id for expiry in expiries] == [item.session_id for item in idle[: len(expiries)]]
+    assert 9 <= len(expiries) <= 12
     run.punctuate(3001.5)
-    assert len(run.of(COMPLETIONS)) == len(words)
-    feed(run, words)
+    assert len(run.of(COMPLETIONS)) == len(expiries)
+    feed(run, expiries)
     run.punctuate(3003.0)
-    assert len(run.of(COMPLETIONS)) == len(words)
+    assert len(run.of(COMPLETIONS)) == len(expiries)
     feed(run, closings(60))
     assert len(run.of(BUILT)) == 60
     assert run.counts["tokens_captured"] == run.counts["tokens_in_traces"] == 60 * TURNS * 1501
@@ -168,17 +168,17 @@ def test_stretches_come_in_few_sizes() -> None:
 
 def test_pages_are_used_again_and_the_file_shrinks_when_it_is_empty(tmp_path: Path) -> None:
     file = SpillFile(tmp_path, 4 * PAGE)
-    first, second = file.put(b"a" * 5000), file.put(b"b")
+    first, second = file.write(b"a" * 5000), file.write(b"b")
     assert first is not None
     assert second is not None
     assert (first.read(), second.read()) == (b"a" * 5000, b"b")
-    assert file.put(b"c" * 2 * PAGE) is None
+    assert file.write(b"c" * 2 * PAGE) is None
     del first
-    third = file.put(b"d" * 2 * PAGE)
+    third = file.write(b"d" * 2 * PAGE)
     assert third is not None
     assert (third.offset, third.read(), second.read()) == (0, b"d" * 2 * PAGE, b"b")
     del second, third
-    assert file.held == 0
+    assert file.used_bytes == 0
     assert file._file().seek(0, 2) == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -205,9 +205,9 @@ def test_each_task_has_a_timer_and_a_budget_of_its_own() -> None:
         for run in tasks:
             run.punctuate(now)
     expired: dict[int, list[Any]] = {run.partition: [emit.value for emit in run.of(COMPLETIONS)] for run in tasks}
-    assert {partition: [word.session_id for word in words] for partition, words in expired.items() if words} == {
-        partition: [name] for partition, name in names.items()
-    }
+    assert {
+        partition: [expiry.session_id for expiry in expiries] for partition, expiries in expired.items() if expiries
+    } == {partition: [name] for partition, name in names.items()}
 
 
 def test_many_sessions_are_looked_at_more_seldom() -> None:

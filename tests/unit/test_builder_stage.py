@@ -281,20 +281,20 @@ def test_what_is_not_trained_is_excluded_at_the_close() -> None:
 
 
 @pytest.mark.parametrize(
-    ("builder", "words"),
+    ("builder", "message"),
     [
         ("raising", "RuntimeError: no idea at <object object at 0x>, 2 calls"),
-        ("greedy", "completion c1 choice 0: token 0 is claimed by trace 0 and by trace 1"),
-        ("contradicting", "completion c1 choice 0: token 1 is claimed by trace 0 and by excluded(mine)"),
+        ("greedy", "completion c1 choice 0: token 0 is accounted for twice, by trace 0 and by trace 1"),
+        ("contradicting", "completion c1 choice 0: token 1 is accounted for twice, by trace 0 and by excluded(mine)"),
     ],
 )
-def test_a_failing_builder_never_loses_a_session(builder: str, words: str) -> None:
+def test_a_failing_builder_never_loses_a_session(builder: str, message: str) -> None:
     run = task()
     feed(run, opened(builder), call(), second(), closed())
     (trajectory,) = trajectories(run)
     assert trajectory.status == TrajectoryStatus.ERROR
     assert trajectory.error is not None
-    assert words in trajectory.error
+    assert message in trajectory.error
     assert outcomes(run)[2:] == [(Disposition.EXCLUDED, "builder_error", 4)]
 
 
@@ -328,11 +328,11 @@ def test_an_idle_session_is_asked_to_expire_once_and_ends_when_that_is_read() ->
     assert expiries(run) == []
     run.punctuate(1030.0)
     run.punctuate(1031.5)
-    (word,) = expiries(run)
-    assert (word.reason, word.seen) == ("idle", 1)
+    (expiry,) = expiries(run)
+    assert (expiry.reason, expiry.seen) == ("idle", 1)
     assert [emit.partition for emit in run.of(COMPLETIONS)] == [HOME]
     assert not run.of(BUILT)
-    feed(run, word, word)
+    feed(run, expiry, expiry)
     (trajectory,) = trajectories(run)
     assert (trajectory.status, trajectory.error) == (TrajectoryStatus.TIMEOUT, "session expired: idle")
     assert (trajectory.closed_at, len(trajectory.traces)) == (1030.0, 1)
@@ -355,7 +355,7 @@ def test_the_deadline_counts_from_opening() -> None:
         run.punctuate(now)
     assert expiries(run) == []
     run.punctuate(1060.0)
-    assert [word.reason for word in expiries(run)] == ["deadline"]
+    assert [expiry.reason for expiry in expiries(run)] == ["deadline"]
 
 
 def test_replayed_sessions_count_from_when_they_were_seen() -> None:
@@ -368,7 +368,7 @@ def test_replayed_sessions_count_from_when_they_were_seen() -> None:
     assert expiries(run) == []
     run.punctuate(90_039.0)
     run.punctuate(90_060.0)
-    assert [word.reason for word in expiries(run)] == ["idle"]
+    assert [expiry.reason for expiry in expiries(run)] == ["idle"]
 
 
 def test_a_lost_word_of_a_timer_is_said_again() -> None:
@@ -392,7 +392,7 @@ def test_sessions_without_event_times_expire_by_when_they_were_noticed() -> None
     run.punctuate(5000.0)
     assert expiries(run) == []
     run.punctuate(5000.0 + SessionSpec().idle_seconds)
-    assert [word.reason for word in expiries(run)] == ["idle"]
+    assert [expiry.reason for expiry in expiries(run)] == ["idle"]
 
 
 def test_an_expiry_of_an_unknown_session_is_ignored() -> None:

@@ -29,16 +29,23 @@ from rollmill.runtime.stream.processor import (
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry
 from rollmill.topics import BUILT, COMPLETIONS, STATE_BUILDER, partition_of
 from rollmill_builder.merging.closed_session import ClosedSession
-from rollmill_builder.merging.sampled_calls import captured_units
 from rollmill_builder.sessions import outputs
-from rollmill_builder.sessions.finalize import finish
-from rollmill_builder.sessions.incremental_builder import folded
-from rollmill_builder.sessions.session_state import ClosedMarker, OpenSession, Sweep, marker_key, session_key
+from rollmill_builder.sessions.finalize import finalize
+from rollmill_builder.sessions.incremental_builder import incremental_build
+from rollmill_builder.sessions.session_state import (
+    ClosedMarker,
+    MarkerSweep,
+    OpenedUpdate,
+    OpenSession,
+    marker_key,
+    read_packed,
+    read_update,
+    session_key,
+)
 from rollmill_builder.sessions.task_resources import MemoryLimits, Shard, TaskResources
-from rollmill_builder.storage.changelog_records import OpenedDelta, read_delta, read_packed
-from rollmill_builder.storage.digests import call_digest, content_digest, id_hash
+from rollmill_builder.storage.call_parts import call_digest, captured_units, content_digest, id_hash
 
-BuilderState = OpenSession | ClosedMarker | Sweep
+BuilderState = OpenSession | ClosedMarker | MarkerSweep
 Event = SessionOpened | CompletionRecord | SessionClosed | SessionExpired
 
 SWEEP_KEY = "sweep"
@@ -96,7 +103,7 @@ class BuilderStage(Processor[BuilderState]):
 
     def apply(self, key: str, value: BuilderState | None, payload: bytes) -> BuilderState:
         if key == SWEEP_KEY:
-            sweep: Sweep = read_packed(Sweep, payload)
+            sweep: MarkerSweep = read_packed(MarkerSweep, payload)
             return sweep
         if key.endswith("/closed"):
             marker: ClosedMarker = read_packed(ClosedMarker, payload)
@@ -104,22 +111,22 @@ class BuilderStage(Processor[BuilderState]):
         return self._apply(key, value if isinstance(value, OpenSession) else None, payload)
 
     def _apply(self, key: str, value: OpenSession | None, payload: bytes) -> OpenSession:
-        delta = read_delta(payload)
-        session = (value or OpenSession(delta.session_id, delta.attempt)).take(delta)
-        session = self._folded(session, first=value is None or isinstance(delta, OpenedDelta))
-        self._shard(session.session_id).memory.touch(key, session.calls.newest())
+        delta = read_update(payload)
+        session = (value or OpenSession(delta.session_id, delta.attempt)).updated(delta)
+        session = self._folded(session, first=value is None or isinstance(delta, OpenedUpdate))
+        self._shard(session.session_id).memory.touch(key, session.calls.own_store())
         return session
 
     def _folded(self, session: OpenSession, *, first: bool) -> OpenSession:
         """With the newest call given to an incremental builder; all of them where the builder is new."""
-        if not first and session.folded is None:
+        if not first and session.incremental is None:
             return session
-        found = None if first else session.folded
+        found = None if first else session.incremental
         if found is None:
-            found = folded(self._registry, session.spec, session.records())
+            found = incremental_build(self._registry, session.spec, session.records())
         else:
-            found = found.then(session.record(len(session.calls) - 1))
-        return replace(session, folded=found)
+            found = found.add(session.record(len(session.calls) - 1))
+        return replace(session, incremental=found)
 
     def punctuate(self, state: StateView[BuilderState], view: TaskContext) -> Outputs:
         if not view.keeps_up:
@@ -172,18 +179,20 @@ class BuilderStage(Processor[BuilderState]):
         except InvalidInputError as error:
             raise PoisonRecordError("unknown_strategy", str(error)) from error
         content_digest(event)  # refuses metadata that is no JSON
-        delta = OpenedDelta(session_id=event.session_id, attempt=event.attempt, event=event)
+        delta = OpenedUpdate(session_id=event.session_id, attempt=event.attempt, event=event)
         return Outputs(updates=(StateUpdate(key, encode(delta)),), counts={"sessions_opened": 1})
 
     def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, ending: _Ending) -> Outputs:
-        end = session.ended(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
+        end = session.closed(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
         ended = ClosedSession(end, session.calls)
-        trajectory, value, records = outputs.built(ended, finish(ended, self._registry, session.folded), self._largest)
+        trajectory, value, records = outputs.closing_records(
+            ended, finalize(ended, self._registry, session.incremental), self._largest
+        )
         marker = ClosedMarker(
             at=end.closed_at,
             attempt=end.attempt,
             digest=blake2b(value, digest_size=16).digest(),
-            known=b"".join(sorted(id_hash(item.record.completion_id) for item in ended.calls)),
+            known=b"".join(sorted(id_hash(item.record.completion_id) for item in ended.sorted_calls)),
         )
         self._shard(session.session_id).memory.forget(key)
         swept, sweep = self._sweep(state, end.closed_at)
@@ -203,11 +212,11 @@ class BuilderStage(Processor[BuilderState]):
         One record moves the time by at most a window, so that a single wrong clock cannot empty the memory.
         """
         before = state.get(SWEEP_KEY)
-        if isinstance(before, Sweep):
+        if isinstance(before, MarkerSweep):
             if now < before.at + self._late_window / SWEEPS_PER_WINDOW:
                 return (), ()
             now = min(now, before.at + self._late_window)
-        delta = StateUpdate(SWEEP_KEY, encode(Sweep(at=now)), replaces=True)
+        delta = StateUpdate(SWEEP_KEY, encode(MarkerSweep(at=now)), replaces=True)
         return tuple(self._expired(state, now - self._late_window)), (delta,)
 
     @staticmethod
@@ -224,9 +233,9 @@ def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Outputs
         return Outputs(counts={"duplicates": 1})
     units = captured_units(record)
     manifest = Manifest(session_id=record.session_id, attempt=record.attempt, units=units)
-    delta = encode(session.delta(record, parts, digest))
+    delta = encode(session.call_update(record, parts, digest))
     counts = {"completions": 1, "tokens_captured": manifest.tokens}
-    return Outputs(outputs.captured(record), (StateUpdate(key, delta, manifest=manifest),), counts=counts)
+    return Outputs(outputs.captured_outcomes(record), (StateUpdate(key, delta, manifest=manifest),), counts=counts)
 
 
 def _after_the_end(key: str, marker: ClosedMarker, event: Event) -> Outputs:
@@ -238,4 +247,4 @@ def _after_the_end(key: str, marker: ClosedMarker, event: Event) -> Outputs:
     later = encode(marker.with_late(event.completion_id))
     tokens = sum(unit.tokens for unit in captured_units(event))
     counts = {"late": 1, "tokens_captured": tokens, "excluded_late": tokens}
-    return Outputs(outputs.late(event), (StateUpdate(marker_key(key), later, replaces=True),), counts=counts)
+    return Outputs(outputs.late_outcomes(event), (StateUpdate(marker_key(key), later, replaces=True),), counts=counts)

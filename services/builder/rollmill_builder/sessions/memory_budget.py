@@ -43,7 +43,7 @@ class MemoryBudget:
 
     def reconcile(self, sessions: Sequence[OpenSession]) -> None:
         """Learn what came and went without a word: by a restart, a rollback, or a look at a spilled session."""
-        stores = {session_key(item.session_id, item.attempt): item.calls.newest() for item in sessions}
+        stores = {session_key(item.session_id, item.attempt): item.calls.own_store() for item in sessions}
         for key in [key for key in self._sizes if key not in stores]:
             self.forget(key)
         for key, store in stores.items():

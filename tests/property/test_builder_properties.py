@@ -124,10 +124,10 @@ def b_masked_runs_are_exactly_the_raw_replies_in_order(case: Case) -> None:
 
 
 def d_what_stands_before_a_reply_decodes_to_the_prompt_it_was_served(case: Case) -> None:
-    # Without a tokenizer nothing shows that a template writes another text than the messages say.
+    # Without a tokenizer nothing shows that a template writes another text than the messages hold.
     deceived = not case.world.template.faithful and "tokenizer" not in case.config
     for trace in case.built.traces:
-        # Merged scaffolds stay in the trace though the next prompt did not hold them: that is what was asked for.
+        # Merged scaffolds stay in the trace though the next prompt did not hold them: the configuration asks for it.
         excused = deceived or trace.metadata.get("scaffolds")
         dropped = case.world.served[trace.turns[0].completion_id][: trace.metadata.get("context_dropped", 0)]
         exact = True
@@ -219,12 +219,12 @@ def branches_have_names_and_parents_that_exist(case: Case) -> None:
     branches = [trace.metadata["branch"] for trace in case.built.traces]
     assert len(set(branches)) == len(branches)
     assert [trace.metadata["break_reason"] for trace in case.built.traces].count(None) <= 1
-    home = {name_of(turn): trace.metadata["branch"] for trace, turn in case.turns}
+    branch_of_reply = {name_of(turn): trace.metadata["branch"] for trace, turn in case.turns}
     for trace in case.built.traces:
         if trace.metadata["parent"] is not None:
             parent = trace.metadata["parent"], trace.metadata["parent_choice"]
-            assert home.get(parent) == trace.metadata["parent_branch"]
-            assert parent in home or case.excluded[parent]
+            assert branch_of_reply.get(parent) == trace.metadata["parent_branch"]
+            assert parent in branch_of_reply or case.excluded[parent]
 
 
 PROPERTIES = (
@@ -325,7 +325,7 @@ def many() -> list[Trajectory]:
 
 
 def test_the_worlds_have_every_break_and_every_exclusion(many: list[Trajectory]) -> None:
-    """The other properties say little of what their worlds do not have."""
+    """The other properties check little where their worlds lack a case."""
     breaks = {trace.metadata["break_reason"] for built in many for trace in built.traces}
     assert breaks >= REASONS
     assert {item.reason for built in many for item in built.excluded} >= EXCLUSIONS

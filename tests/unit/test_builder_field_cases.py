@@ -1,4 +1,4 @@
-"""What went wrong in the field with prefixes, templates, masks and sub-agents, as inputs and right outputs.
+"""What goes wrong in the field with prefixes, templates, masks and sub-agents, as inputs and right outputs.
 
 900 turn start, 901 turn end, 902 newline, 903 user, 904 assistant, 905 tool, 910/911 think.
 """

@@ -64,10 +64,10 @@ def interleaved(count: int) -> list[Any]:
 
 
 def feed(run: MemoryTask[BuilderState], events: list[Any], ticks: int = 0) -> None:
-    for place, event in enumerate(events):
+    for number, event in enumerate(events):
         run.feed(COMPLETIONS, event, key=event.session_id)
-        if ticks and place % ticks == 0:
-            run.punctuate(2000.0 + place)
+        if ticks and number % ticks == 0:
+            run.punctuate(2000.0 + number)
 
 
 def closings(count: int) -> list[Any]:
@@ -75,8 +75,11 @@ def closings(count: int) -> list[Any]:
 
 
 def sent(run: MemoryTask[BuilderState]) -> list[tuple[str, bytes | None]]:
-    emits = (emit for emit in run.emitted if emit.topic is not COMPLETIONS)
-    return [(emit.topic.name, encode(emit.value) if isinstance(emit.value, Record) else emit.value) for emit in emits]
+    outputs = (output for output in run.emitted if output.topic is not COMPLETIONS)
+    return [
+        (output.topic.name, encode(output.value) if isinstance(output.value, Record) else output.value)
+        for output in outputs
+    ]
 
 
 def memory(run: MemoryTask[BuilderState]) -> Any:
@@ -122,7 +125,7 @@ def test_without_a_file_the_longest_idle_session_ends() -> None:
     run = task(memory_bytes=50 * bytes_of_a_session(), spill_bytes=0)
     feed(run, interleaved(60))
     run.punctuate(3000.0)
-    expiries: list[Any] = [emit.value for emit in run.of(COMPLETIONS)]
+    expiries: list[Any] = [output.value for output in run.of(COMPLETIONS)]
     assert {expiry.reason for expiry in expiries} == {"memory_budget"}
     idle = sorted((value for _, value in run.state.items() if isinstance(value, OpenSession)), key=lambda s: s.last_at)
     assert [expiry.session_id for expiry in expiries] == [item.session_id for item in idle[: len(expiries)]]
@@ -204,7 +207,7 @@ def test_each_task_has_a_timer_and_a_budget_of_its_own() -> None:
     for now in (1010.0, 1030.0):
         for run in tasks:
             run.punctuate(now)
-    expired: dict[int, list[Any]] = {run.partition: [emit.value for emit in run.of(COMPLETIONS)] for run in tasks}
+    expired: dict[int, list[Any]] = {run.partition: [output.value for output in run.of(COMPLETIONS)] for run in tasks}
     assert {
         partition: [expiry.session_id for expiry in expiries] for partition, expiries in expired.items() if expiries
     } == {partition: [name] for partition, name in names.items()}

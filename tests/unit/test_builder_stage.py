@@ -47,7 +47,7 @@ class Raising(BaseTrajectoryBuilder):
 
 
 class Forgetful(BaseTrajectoryBuilder):
-    """Trains the first call only and says nothing of the others."""
+    """Trains the first call only and leaves the others out."""
 
     def build(self, session: CompletionSession) -> Trajectory:
         return trajectory_of(session, [trace_of(session.completions[0])])
@@ -129,11 +129,13 @@ def closed(**more: Any) -> SessionClosed:
 
 
 def trajectories(run: MemoryTask[BuilderState]) -> list[Trajectory]:
-    return [decode(Trajectory, emit.value, emit.headers) for emit in run.of(BUILT) if isinstance(emit.value, bytes)]
+    return [
+        decode(Trajectory, output.value, output.headers) for output in run.of(BUILT) if isinstance(output.value, bytes)
+    ]
 
 
 def outcomes(run: MemoryTask[BuilderState]) -> list[tuple[Disposition, str | None, int]]:
-    found = [emit.value for emit in run.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
+    found = [output.value for output in run.of(OUTCOMES) if isinstance(output.value, TokenDisposition)]
     return [(item.disposition, item.reason, item.tokens) for item in found]
 
 
@@ -159,9 +161,9 @@ def test_a_session_becomes_one_trajectory() -> None:
 def test_the_trajectory_carries_its_manifest_and_content_type() -> None:
     run = task()
     feed(run, opened(), call(), second(), closed())
-    (emit,) = run.of(BUILT)
-    assert header(emit.headers, "content-type") == b"application/msgpack"
-    manifest = read_manifest(emit.headers)
+    (output,) = run.of(BUILT)
+    assert header(output.headers, "content-type") == b"application/msgpack"
+    manifest = read_manifest(output.headers)
     assert manifest == trajectories(run)[0].manifest
     assert manifest is not None
     assert manifest.tokens == 4
@@ -318,7 +320,7 @@ def test_an_over_large_trajectory_gives_up_its_traces_not_the_session() -> None:
 
 
 def expiries(run: MemoryTask[BuilderState]) -> list[SessionExpired]:
-    return [emit.value for emit in run.of(COMPLETIONS) if isinstance(emit.value, SessionExpired)]
+    return [output.value for output in run.of(COMPLETIONS) if isinstance(output.value, SessionExpired)]
 
 
 def test_an_idle_session_is_asked_to_expire_once_and_ends_when_that_is_read() -> None:
@@ -330,7 +332,7 @@ def test_an_idle_session_is_asked_to_expire_once_and_ends_when_that_is_read() ->
     run.punctuate(1031.5)
     (expiry,) = expiries(run)
     assert (expiry.reason, expiry.seen) == ("idle", 1)
-    assert [emit.partition for emit in run.of(COMPLETIONS)] == [HOME]
+    assert [output.partition for output in run.of(COMPLETIONS)] == [HOME]
     assert not run.of(BUILT)
     feed(run, expiry, expiry)
     (trajectory,) = trajectories(run)
@@ -421,8 +423,8 @@ def test_undo_gives_back_the_calls_of_the_last_commit() -> None:
     feed(run, opened(), call())
     before = run.state.get("s1:1")
     record = InputRecord(COMPLETIONS, HOME, 2, SESSION.encode(), encode(second()))
-    effects = run.stage.process(run.state, record)
-    run.state.stage(effects, "z")
+    outputs = run.stage.process(run.state, record)
+    run.state.stage(outputs, "z")
     run.state.rollback()
     assert run.state.get("s1:1") is before
     feed(run, call("c3", (1, 2, 5, 9, 4), (8, 9), at=1002.0), closed())

@@ -74,7 +74,7 @@ def test_t9_by_the_tokenizer_alone(tokenizer: str) -> None:
 
 
 def test_the_tokenizer_counts_more_than_messages_that_are_unchanged(tokenizer: str) -> None:
-    """A template that writes something else than the message says."""
+    """A template that writes another text than the message holds."""
     second = c2([1, 2, 30, 9, 3], messages=[*ASK, assistant("ab"), user("on")])
     assert reasons(built(c1(messages=ASK, text="ab"), second)) == [None]
     assert reasons(built(c1(messages=ASK, text="ab"), second, tokenizer=tokenizer)) == [None, "reply_differs"]

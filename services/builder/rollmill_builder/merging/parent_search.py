@@ -24,7 +24,7 @@ from rollmill_builder.merging.reply_alignment import (
     align_after_prompt_suffix,
     exact_alignment,
 )
-from rollmill_builder.merging.sampled_calls import Call
+from rollmill_builder.merging.sampled_calls import SampledCall
 from rollmill_builder.storage.trie import TOKEN_BYTES, Trie, TriePosition
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class TrieIndex(Generic[T]):
 class ParentLink:
     """The place of a call in the tree of calls."""
 
-    parent: Call | None = None
+    parent: SampledCall | None = None
     """The call that this one continues; None where there is none."""
     alignment: Alignment | None = None
     """How to continue the parent's trace; None where that is not allowed."""
@@ -80,17 +80,17 @@ class ParentLink:
 class ParentSearch:
     """The calls of a session, ready to be searched for parents. ``trie`` holds their token ids."""
 
-    def __init__(self, trie: Trie, calls: Sequence[Call], end_of_turn: EndOfTurn, rules: DriftRules) -> None:
+    def __init__(self, trie: Trie, calls: Sequence[SampledCall], end_of_turn: EndOfTurn, rules: DriftRules) -> None:
         self._trie, self._end_of_turn, self._rules = trie, end_of_turn, rules
         self._ends = TrieIndex(trie, ((call.end, call) for call in calls))
         self._prompts = TrieIndex(trie, ((call.prompt, call) for call in calls))
         self._suffix_forks = TrieIndex(trie, _suffix_forks(trie, calls))
 
-    def siblings(self, call: Call) -> Sequence[Call]:
+    def siblings(self, call: SampledCall) -> Sequence[SampledCall]:
         """The calls with the same prompt, itself among them, in order."""
         return self._prompts.at(call.prompt)
 
-    def link(self, child: Call) -> ParentLink:
+    def link(self, child: SampledCall) -> ParentLink:
         parent = self._exact_parent(child)
         beyond = 0 if parent is None else parent.end.end
         found = self._drifted_parent(child, beyond)
@@ -105,12 +105,12 @@ class ParentSearch:
             return ParentLink(mismatch=found)
         return _within_boundary(ParentLink(parent, exact_alignment(parent), found), child)
 
-    def _exact_parent(self, child: Call) -> Call | None:
+    def _exact_parent(self, child: SampledCall) -> SampledCall | None:
         """The longest prompt plus reply that the child's prompt begins with; the earliest of equals."""
         end = self._ends.nearest(child.prompt)
         return None if end is None else self._ends.at(end)[0]
 
-    def _drifted_parent(self, child: Call, beyond: int) -> ParentLink | Mismatch | None:
+    def _drifted_parent(self, child: SampledCall, beyond: int) -> ParentLink | Mismatch | None:
         """The deepest call beyond ``beyond`` bytes with a reply that the prompt repeats in other tokens.
 
         Else the mismatch at the deepest prompt that is a prefix; None where there is no such prompt.
@@ -124,7 +124,7 @@ class ParentSearch:
             failed = failed or _deepest(result for _, result in results if isinstance(result, Mismatch))
         return failed
 
-    def _parent_but_for_suffix(self, child: Call, beyond: int) -> ParentLink | Mismatch | None:
+    def _parent_but_for_suffix(self, child: SampledCall, beyond: int) -> ParentLink | Mismatch | None:
         """The call beyond ``beyond`` bytes with a prompt that is a prefix except for the end of its generation prompt.
 
         Else the mismatch that gives the reason why not.
@@ -141,11 +141,11 @@ class ParentSearch:
                 failed = failed or (result and replace(result, reason=boundary(call, child) or result.reason))
         return failed
 
-    def _align(self, parent: Call, child: Call) -> Alignment | Mismatch:
+    def _align(self, parent: SampledCall, child: SampledCall) -> Alignment | Mismatch:
         return align(parent, child, self._end_of_turn.of(parent), self._rules)
 
 
-def _upwards(index: TrieIndex[Call], start: TriePosition, beyond: int) -> Iterator[TriePosition]:
+def _upwards(index: TrieIndex[SampledCall], start: TriePosition, beyond: int) -> Iterator[TriePosition]:
     """Indexed positions above ``start``, the nearest first, beyond ``beyond`` bytes, at most `MAX_CANDIDATES`."""
     position = index.nearest(start, above=True)
     for _ in range(MAX_CANDIDATES):
@@ -155,7 +155,7 @@ def _upwards(index: TrieIndex[Call], start: TriePosition, beyond: int) -> Iterat
         position = index.nearest(position, above=True)
 
 
-def _suffix_forks(trie: Trie, calls: Sequence[Call]) -> Iterator[tuple[TriePosition, Call]]:
+def _suffix_forks(trie: Trie, calls: Sequence[SampledCall]) -> Iterator[tuple[TriePosition, SampledCall]]:
     """Where other prompts leave a call's prompt inside its generation prompt."""
     forks = set(trie.branch_points()[1:])
     if not forks:
@@ -171,7 +171,7 @@ def _deepest(mismatches: Iterable[Mismatch]) -> Mismatch | None:
     return max(mismatches, key=lambda item: item.at, default=None)
 
 
-def _within_boundary(link: ParentLink, child: Call) -> ParentLink:
+def _within_boundary(link: ParentLink, child: SampledCall) -> ParentLink:
     """Sampled by another policy, or rendered by another template or with other tools: a trace of its own (rule A8)."""
     reason = None if link.parent is None or link.alignment is None else boundary(link.parent, child)
     if reason is None or link.alignment is None:
@@ -179,7 +179,7 @@ def _within_boundary(link: ParentLink, child: Call) -> ParentLink:
     return ParentLink(link.parent, mismatch=Mismatch(reason, link.alignment.resume, link.parent))
 
 
-def boundary(earlier: Call, later: Call) -> str | None:
+def boundary(earlier: SampledCall, later: SampledCall) -> str | None:
     """What differs between two calls that a trace may not hold both of; None where nothing does."""
     if earlier.record.policy.name != later.record.policy.name:
         return "policy_changed"

@@ -22,7 +22,7 @@ from rollmill_builder.merging.options import (
 )
 from rollmill_builder.merging.parent_search import ParentSearch
 from rollmill_builder.merging.reply_alignment import EndOfTurn
-from rollmill_builder.merging.sampled_calls import Call, SessionReplies, by_reason, classify_replies
+from rollmill_builder.merging.sampled_calls import SampledCall, SessionReplies, by_reason, classify_replies
 from rollmill_builder.merging.trace_assembly import assemble_trace
 from rollmill_builder.merging.trace_limits import TraceLimit
 
@@ -72,7 +72,9 @@ class PrefixMergingBuilder(ClosedSessionBuilder):
         left_out = [("sibling", call) for call in unused] + [("over_long", call) for call in over_long]
         return trajectory_of_branches(closed, replies, branches, left_out, "prefix_merging")
 
-    def _branches(self, closed: ClosedSession, calls: Sequence[Call]) -> tuple[tuple[Branch, ...], list[Call]]:
+    def _branches(
+        self, closed: ClosedSession, calls: Sequence[SampledCall]
+    ) -> tuple[tuple[Branch, ...], list[SampledCall]]:
         """The branches, and the calls that are left out of them."""
         tree = self._tree(closed, calls, calls)
         if self._siblings == "keep":
@@ -81,7 +83,7 @@ class PrefixMergingBuilder(ClosedSessionBuilder):
         kept = [call for call in calls if call.order not in unused]
         return self._tree(closed, kept, calls).branches(), [call for call in calls if call.order in unused]
 
-    def _tree(self, closed: ClosedSession, calls: Sequence[Call], evidence: Sequence[Call]) -> CallTree:
+    def _tree(self, closed: ClosedSession, calls: Sequence[SampledCall], evidence: Sequence[SampledCall]) -> CallTree:
         end_of_turn = EndOfTurn(self._end_of_turn, evidence)
         return CallTree(calls, ParentSearch(closed.content.ids.trie, calls, end_of_turn, self._rules))
 
@@ -90,7 +92,7 @@ def trajectory_of_branches(
     closed: ClosedSession,
     replies: SessionReplies,
     branches: Sequence[Branch],
-    left_out: Sequence[tuple[str, Call]],
+    left_out: Sequence[tuple[str, SampledCall]],
     builder: str,
 ) -> Trajectory:
     """The trajectory of these branches. ``left_out``: replies that a rule of the configuration left out, and why."""

@@ -1,4 +1,4 @@
-"""The sampled replies of a session: one `Call` each, and the reasons that keep a reply out of traces."""
+"""The sampled replies of a session: one `SampledCall` each, and the reasons that keep a reply out of traces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HIGHEST_LOGPROB = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class SampledCall:
     """One sampled reply with its prompt; ``order`` is its rank by (start, completion id, choice)."""
 
     record: CompletionRecord
@@ -111,13 +111,13 @@ class Call:
         """Canonical JSON of the request's tools; None where there are none."""
         return self.content.entries[self.number].tools
 
-    def may_follow(self, before: Call) -> bool:
+    def may_follow(self, before: SampledCall) -> bool:
         """Whether the messages begin with those of ``before``, or that is unknown."""
         if self.text is None or before.text is None:
             return True
         return self.content.text.trie.is_prefix(before.text, self.text)
 
-    def messages_after(self, before: Call) -> tuple[Message, ...] | None:
+    def messages_after(self, before: SampledCall) -> tuple[Message, ...] | None:
         """The messages that come after those of ``before``; None where one of the two is unknown."""
         if self.text is None or before.text is None:
             return None
@@ -135,14 +135,15 @@ Excluded = tuple[str, tuple[TokenRange, ...]]
 class SessionReplies:
     """The replies of a session: those that traces are made of, in order, and the excluded ones."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[SampledCall, ...]
     excluded: tuple[Excluded, ...]
     reasons: tuple[str, ...]
     """Of each excluded reply; some of them have no tokens."""
 
 
 def classify_replies(closed: ClosedSession) -> SessionReplies:
-    calls: list[Call] = []
+    """The replies that belong in traces, and the others with their reasons."""
+    calls: list[SampledCall] = []
     excluded: list[Excluded] = []
     reasons: list[str] = []
     choices = [choice for item in closed.sorted_calls for choice in item.record.choices]
@@ -154,7 +155,9 @@ def classify_replies(closed: ClosedSession) -> SessionReplies:
             reason = exclusion_reason(record, choice, has_prompt_ids=item.has_prompt_ids)
             if reason is None and item.prompt is not None and end is not None:
                 why = untrained_reason(choice, logprobs_valid=logprobs_valid)
-                calls.append(Call(record, choice, len(calls), item.prompt, end, why, closed.content, item.number))
+                calls.append(
+                    SampledCall(record, choice, len(calls), item.prompt, end, why, closed.content, item.number)
+                )
             elif reason is not None:
                 reasons.append(reason)
                 excluded.append((reason, tuple(reply_units(record, choice))))

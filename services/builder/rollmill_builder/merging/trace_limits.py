@@ -9,7 +9,7 @@ from typing import get_args
 from rollmill_builder.merging.branches import Branch
 from rollmill_builder.merging.options import OverLong, check_choice, check_count
 from rollmill_builder.merging.parent_search import ParentLink
-from rollmill_builder.merging.sampled_calls import Call
+from rollmill_builder.merging.sampled_calls import SampledCall
 
 REASON = "over_long"
 
@@ -35,17 +35,17 @@ class TraceLimit:
             check_count("max_trace_tokens", max_tokens, least=2)
         return cls(max_tokens, policy)
 
-    def apply(self, branches: Iterable[Branch]) -> tuple[tuple[Branch, ...], tuple[Call, ...]]:
+    def apply(self, branches: Iterable[Branch]) -> tuple[tuple[Branch, ...], tuple[SampledCall, ...]]:
         """The branches within the limit, and the calls that are left out of them."""
         kept: list[Branch] = []
-        omitted: list[Call] = []
+        omitted: list[SampledCall] = []
         for branch in branches:
             pieces, rest = self._applied(branch)
             kept += pieces
             omitted += rest
         return tuple(kept), tuple(omitted)
 
-    def _applied(self, branch: Branch) -> tuple[Sequence[Branch], Sequence[Call]]:
+    def _applied(self, branch: Branch) -> tuple[Sequence[Branch], Sequence[SampledCall]]:
         count = len(branch.calls)
         fits = count if self.max_tokens is None else _turns_within(branch, 0, branch.first.tokens, self.max_tokens)
         if fits == count:
@@ -59,18 +59,18 @@ class TraceLimit:
 
 def _turns_within(branch: Branch, start: int, size: int, max_tokens: int) -> int:
     """The first turn, from ``start`` on, that does not fit; ``size``: tokens up to the end of turn ``start``."""
-    for place in range(start, len(branch.calls)):
-        if place > start:
-            call = branch.calls[place]
-            size += call.tokens - branch.alignments[place - 1].resume
+    for turn in range(start, len(branch.calls)):
+        if turn > start:
+            call = branch.calls[turn]
+            size += call.tokens - branch.alignments[turn - 1].resume
         if size > max_tokens:
-            return place
+            return turn
     return len(branch.calls)
 
 
-def _split(branch: Branch, max_tokens: int) -> tuple[list[Branch], list[Call]]:
+def _split(branch: Branch, max_tokens: int) -> tuple[list[Branch], list[SampledCall]]:
     pieces: list[Branch] = []
-    omitted: list[Call] = []
+    omitted: list[SampledCall] = []
     start = 0
     while start < len(branch.calls):
         call = branch.calls[start]

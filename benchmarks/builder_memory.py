@@ -40,7 +40,8 @@ class Fleet:
 
     def __init__(self, count: int) -> None:
         self._random = np.random.default_rng(0)
-        self._state = TaskState[BuilderState](TASK.apply)
+        self._local = TASK.task_local()
+        self._state = TaskState[BuilderState].of(TASK, self._local)
         self._offset = 0
         self._count = count
 
@@ -58,8 +59,9 @@ class Fleet:
     def _feed(self, event: SessionOpened | CompletionRecord) -> None:
         record = InputRecord(COMPLETIONS, 0, self._offset, event.session_id.encode(), encode(event))
         self._offset += 1
-        self._state.stage(TASK.process(self._state, record), origin_of(0, 0, record.offset))
+        self._state.stage(TASK.process(self._state, record, self._local), origin_of(0, 0, record.offset))
         self._state.commit()
+        self._local.committed(self._state)
 
     def _call(self, number: int, turn: int) -> CompletionRecord:
         """A turn of a session; its tokens and text differ from other sessions', and are the same in each call."""

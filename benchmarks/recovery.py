@@ -79,14 +79,16 @@ class Pattern:
 
 def pattern(number: int) -> Pattern:
     stage = BuilderStage(registry=builder_registry(), partitions=1, late_window=3600.0)
-    state = TaskState[BuilderState](stage.apply)
+    local = stage.task_local()
+    state = TaskState[BuilderState].of(stage, local)
     name = NAME % number
     events = [_opened(name), *_calls(name, number), _closed(name)]
     written: list[list[ChangelogRecord]] = []
     for offset, event in enumerate(events):
         record = InputRecord(COMPLETIONS, 0, offset, name.encode(), encode(event))
-        written.append(state.stage(stage.process(state, record), origin_of(0, 0, offset)))
+        written.append(state.stage(stage.process(state, record, local), origin_of(0, 0, offset)))
         state.commit()
+        local.committed(state)
     ending = [record for record in written[-1] if name in record.key]
     return Pattern(name.encode(), [record for records in written[:-1] for record in records], ending)
 

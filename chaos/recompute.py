@@ -17,7 +17,7 @@ from rollmill.topics import BATCHES, CUTS, Topic
 from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_batcher.stage import BatcherStage
-from rollmill_batcher.state import Held, groups, progress_of
+from rollmill_batcher.state import groups, progress_of
 from rollmill_batcher.steps.cut import effects_of
 from rollmill_batcher.steps.cut_planning import decide
 
@@ -41,12 +41,13 @@ class Recomputing:
 
     def __post_init__(self) -> None:
         self._stage = BatcherStage(self.rules)
-        self._state = TaskState[Held](self._stage.apply)
+        self._local = self._stage.task_local()
+        self._state = TaskState.of(self._stage, self._local)
 
     def cut(self, cut: Cut) -> None:
         self._take_in(cut.positions)
         bare = cut.replace(batch_id=None, groups=(), excluded={})
-        decision = decide(groups(self._state), progress_of(self._state), bare, self.rules)
+        decision = decide(groups(self._state), progress_of(self._state), bare, self.rules, self._local.evaluations)
         effects = effects_of(self._state, bare, decision, self.rules)
         for emit in effects.records:
             if emit.topic is CUTS and emit.value != cut:
@@ -63,6 +64,7 @@ class Recomputing:
                 self.found[emit.partition or 0, emit.key.encode()] = emit.value
         self._state.stage(effects, origin)
         self._state.commit()
+        self._local.committed(self._state)
 
     def _take_in(self, positions: Mapping[str, int]) -> None:
         for slot, offset in positions.items():
@@ -72,7 +74,7 @@ class Recomputing:
 
     def _process(self, record: InputRecord) -> None:
         try:
-            effects = self._stage.process(self._state, record)
+            effects = self._stage.process(self._state, record, self._local)
         except PoisonRecordError:
             return  # the engine has set it aside
         index = self._stage.inputs.index(record.topic)

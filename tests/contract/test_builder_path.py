@@ -30,9 +30,10 @@ def test_an_accepted_completion_with_a_parent_passes_few_files() -> None:
     value = encode(second)
     record = InputRecord(COMPLETIONS, task.partition, 2, SESSION.encode(), value)
     with recorded_call_path() as path:
-        outputs = stage.process(task.state, record)
+        outputs = stage.process(task.state, record, task.local)
         task.state.stage(outputs, origin_of(0, task.partition, 2))
         task.state.commit()
+        task.local.committed(task.state)
     assert outputs.counts["completions"] == 1
     (session,) = [value for _, value in task.state.items() if isinstance(value, OpenSession)]
     assert len(session.calls) == 2

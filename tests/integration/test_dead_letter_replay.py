@@ -30,6 +30,7 @@ from rollmill_reward_merger.app import build as build_merger
 from rollmill_reward_merger.settings import RewardMergerSettings
 from rollmill_reward_merger.stage import RewardMergerStage
 from rollmill_reward_merger.state import Held
+from rollmill_reward_merger.timers import Watch
 
 pytestmark = pytest.mark.kafka
 
@@ -39,10 +40,10 @@ TOKENS = 3
 class BadDeploy(RewardMergerStage):
     """Fails on every session whose id says so."""
 
-    def process(self, state: StateView[Held], record: InputRecord) -> Outputs:
+    def process(self, state: StateView[Held], record: InputRecord, local: Watch) -> Outputs:
         if record.key.startswith(b"bad"):
             raise KeyError(record.key)
-        return super().process(state, record)
+        return super().process(state, record, local)
 
 
 def session(name: str) -> list[tuple[str, bytes]]:
@@ -63,7 +64,7 @@ class World:
         self.builder = build_builder(BuilderSettings.model_validate(self.address)).stages
         merger = RewardMergerSettings.model_validate(self.address)
         self.merger = build_merger(merger).stages
-        self.bad_merger: tuple[Processor[Any], ...] = (BadDeploy(partitions=2, windows=merger.windows),)
+        self.bad_merger: tuple[Processor[Any, Any], ...] = (BadDeploy(partitions=2, windows=merger.windows),)
         self.batcher = build_batcher(BatcherSettings.model_validate(self.address)).stages
 
     async def dlq(self, *arguments: str) -> str:

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.kafka
 class Place:
     """A stage's topics, and the stage to run on them; each run is a new start from what Kafka holds."""
 
-    def __init__(self, settings: ServiceSettings, stages: Callable[[], Sequence[Processor[Any]]]) -> None:
+    def __init__(self, settings: ServiceSettings, stages: Callable[[], Sequence[Processor[Any, Any]]]) -> None:
         self.settings, self._stages = settings, stages
         self._sent = 0
 

@@ -16,7 +16,7 @@ from rollmill.errors import FatalError, FencedError, PoisonRecordError
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
-from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView
+from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView, TaskLocal
 from rollmill.runtime.stream.task import Task, TaskTools
 from rollmill.runtime.stream.task_identity import task_identity
 from rollmill.runtime.telemetry.clock import SystemClock
@@ -36,14 +36,17 @@ NARROW = {"max.message.bytes": "2000"}
 TOPICS = (INPUT, replace(OUTPUT, config=NARROW), STATE, DEAD_LETTERS, OUTCOMES)
 
 
-class Counter(Processor[int]):
+class Counter(Processor[int, TaskLocal]):
     """Counts words; ``end`` forgets one, ``bad`` is poison, ``bug`` a mistake of the stage, ``huge`` is refused."""
 
     name = "counter"
     inputs = (INPUT,)
     state_topic = STATE
 
-    def process(self, state: StateView[int], record: InputRecord) -> Outputs:
+    def task_local(self) -> TaskLocal:
+        return TaskLocal()
+
+    def process(self, state: StateView[int], record: InputRecord, _local: TaskLocal) -> Outputs:
         word = (record.value or b"").decode()
         if word == "bad":
             raise PoisonRecordError("bad_word", "this word is never counted")
@@ -56,7 +59,7 @@ class Counter(Processor[int]):
             return Outputs(records=(emit,), deletes=(word[3:],))
         return Outputs(records=(emit,), updates=(StateUpdate(word, b"+"),))
 
-    def apply(self, key: str, value: int | None, payload: bytes) -> int:  # noqa: ARG002
+    def apply(self, _key: str, value: int | None, _payload: bytes, _local: TaskLocal) -> int:
         return (value or 0) + 1
 
 

@@ -125,7 +125,7 @@ def test_a_restored_builder_goes_on_as_if_nothing_happened(post: Post, share: fl
     feed(undisturbed, post.events)
     feed(stopped, post.events[:stop])
     assert dict(stopped.restored().items()) == dict(stopped.state.items())
-    stopped.state, stopped.stage = stopped.restored(), task().stage
+    stopped.restart(task().stage)
     feed(stopped, post.events[stop:])
     assert sent(stopped) == sent(undisturbed)
     assert stopped.changelog == undisturbed.changelog

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import structlog
@@ -23,7 +24,17 @@ from rollmill.codec import DEAD_LETTER, JSON, decode, header
 from rollmill.errors import FatalError, FencedError, PoisonRecordError
 from rollmill.models import DeadLetterInfo
 from rollmill.runtime.kafka.transaction import ProducerRecord, Transaction
-from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView, TaskContext
+from rollmill.runtime.stream import (
+    InputRecord,
+    OutputRecord,
+    Outputs,
+    Processor,
+    StateUpdate,
+    StateView,
+    TaskContext,
+    TaskLocal,
+)
+from rollmill.runtime.stream.batch_processor import BatchProcessor
 from rollmill.runtime.stream.changelog import OWNER, POSITION, Position
 from rollmill.runtime.stream.state import TaskState
 from rollmill.runtime.stream.task import Task, TaskTools
@@ -67,17 +78,46 @@ FAULTS = st.sampled_from(Fault)
 Offsets = tuple[int, ...]
 
 
-class Teller(Processor[Offsets]):
+class Book(TaskLocal):
+    """Which words the timer asked for; and what it was told of, which has to be what is committed."""
+
+    def __init__(self) -> None:
+        self.asked: set[tuple[str, Offsets]] = set()
+        self.kept: list[int] = []
+        """Offsets of the records that were applied and committed, the newest one before the restore first."""
+        self._applied: list[int] = []
+        self.is_closed = False
+
+    def apply(self, offset: int) -> None:
+        assert not self.is_closed
+        self._applied.append(offset)
+
+    def committed(self, state: StateView[Any]) -> None:
+        assert not self.is_closed
+        self.kept += self._applied
+        self._applied = []
+        assert state.get("total") == (tuple(self.kept[-1:]) or None)
+
+    def rolled_back(self, state: StateView[Any]) -> None:
+        assert not self.is_closed
+        self._applied = []
+        assert state.get("total") == (tuple(self.kept[-1:]) or None)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Teller(Processor[Offsets, Book]):
     """Keeps by word the offsets of the records that named it. A timer asks to end a word that has many."""
 
     name = "teller"
     inputs = (INPUT,)
     state_topic = STATE
 
-    def __init__(self) -> None:
-        self._asked: set[tuple[str, Offsets]] = set()
+    def task_local(self) -> Book:
+        return Book()
 
-    def process(self, state: StateView[Offsets], record: InputRecord) -> Outputs:
+    def process(self, state: StateView[Offsets], record: InputRecord, _local: Book) -> Outputs:
         verb, word = (record.value or b"").decode().split()
         if verb == "bad":
             raise PoisonRecordError("bad_word", "never told")
@@ -89,15 +129,17 @@ class Teller(Processor[Offsets]):
             return Outputs((told,), (total,), deletes=(word,))
         return Outputs((told,), (StateUpdate(word, str(record.offset).encode(), replaces=verb == "set"), total))
 
-    def apply(self, key: str, value: Offsets | None, payload: bytes) -> Offsets:  # noqa: ARG002
+    def apply(self, key: str, value: Offsets | None, payload: bytes, local: Book) -> Offsets:
+        if key == "total":
+            local.apply(int(payload))
         return (*(value or ()), int(payload))
 
-    def punctuate(self, state: StateView[Offsets], view: TaskContext) -> Outputs:
+    def punctuate(self, state: StateView[Offsets], context: TaskContext, local: Book) -> Outputs:
         due = [(word, value) for word, value in state.items() if len(value) >= MANY]
-        fresh = [item for item in due if item not in self._asked]
-        self._asked.update(fresh)
+        fresh = [item for item in due if item not in local.asked]
+        local.asked.update(fresh)
         return Outputs(
-            tuple(OutputRecord(INPUT, word, f"end {word}".encode(), partition=view.partition) for word, _ in fresh)
+            tuple(OutputRecord(INPUT, word, f"end {word}".encode(), partition=context.partition) for word, _ in fresh)
         )
 
 
@@ -110,6 +152,8 @@ def told_of(offset: int, verb: str, word: str, before: Offsets) -> bytes:
 class Model:
     """A plain fold of the input, without batches, processes or failures."""
 
+    accepted: list[int] = field(default_factory=list)
+    """Offsets of the records that were no dead letters."""
     outputs: list[bytes] = field(default_factory=list)
     letters: list[int] = field(default_factory=list)
     state: dict[str, Offsets] = field(default_factory=dict)
@@ -127,6 +171,7 @@ class Model:
         self.highest = max(self.highest, self.level)
 
     def _tell(self, offset: int, verb: str, word: str) -> None:
+        self.accepted.append(offset)
         before = self.state.get(word, ())
         self.outputs.append(told_of(offset, verb, word, before))
         after = {"add": (*before, offset), "set": (offset,), "end": ()}[verb]
@@ -152,6 +197,12 @@ class Process:
     job: asyncio.Task[None]
 
     @property
+    def book(self) -> Book:
+        local = self.task.fold.local
+        assert isinstance(local, Book)
+        return local
+
+    @property
     def ended(self) -> bool:
         return self.job.done()
 
@@ -162,7 +213,7 @@ class Process:
 class Cluster:
     """The broker, the processes, and what is committed."""
 
-    def __init__(self, stage: Callable[[], Processor[Offsets]] = Teller) -> None:
+    def __init__(self, stage: Callable[[], Processor[Offsets, Book]] = Teller) -> None:
         self.loop = VirtualTimeLoop()
         self._stage = stage
         self.identity = task_identity(Teller(), 0, SETTINGS)
@@ -236,7 +287,7 @@ class Cluster:
             live.pop(key, None)
             if entry.value is not None and key not in (OWNER, POSITION):
                 live[key] = entry.value
-        state = TaskState(Teller().apply)
+        state = TaskState.of(Teller(), Book())
         state.restore(live.items())
         return dict(state.items())
 
@@ -287,6 +338,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.produce(commands, committed=True)
         self.cluster.wait(1.0)
 
+    @rule(commands=st.lists(COMMANDS, min_size=1, max_size=5))
+    def leave_a_commit_in_doubt(self, commands: list[str]) -> None:
+        self.strike_at_work("commit", Fault.ANSWER_LOST, commands)
+
     @precondition(lambda self: self.cluster.alive())
     @rule(data=st.data(), what=st.sampled_from(["kill", "cut", "cut", "mend", "mend", "drain"]))
     def disturb(self, data: st.DataObject, what: str) -> None:
@@ -318,6 +373,16 @@ class EngineMachine(RuleBasedStateMachine):
         assert cluster.restored() == model.state
         assert abs(position.dead_letter_level - model.level) < 1e-9
         assert cluster.committed_offset() in (position.offsets["in/0"], None)
+
+    @invariant()
+    def each_task_local_is_told_of_each_commit_and_rollback_once(self) -> None:
+        """What it has kept is a part of what was accepted, without gaps and repeats."""
+        accepted = self.cluster.consumed().accepted
+        for process in self.cluster.processes:
+            kept = process.book.kept
+            start = accepted.index(kept[0]) if kept else 0
+            assert kept == accepted[start : start + len(kept)]
+            assert process.book.is_closed == process.ended
 
     @invariant()
     def processes_end_for_good_reasons_only(self) -> None:
@@ -355,6 +420,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert cluster.alive() == [last], "a zombie goes on"
         assert cluster.committed_offset() == cluster.position().offsets["in/0"]
         assert dict(last.task.fold.state.items()) == cluster.consumed().state
+        assert last.book.kept[-1:] == cluster.consumed().accepted[-1:]
         last.stop.set()
         cluster.loop.run_until_complete(last.job)
 
@@ -389,7 +455,7 @@ def test_what_comes_out_is_what_the_model_gives_whatever_happens() -> None:
 class Refused(Teller):
     """Its timer sends what the broker does not take."""
 
-    def punctuate(self, state: StateView[Offsets], view: TaskContext) -> Outputs:  # noqa: ARG002
+    def punctuate(self, _state: StateView[Offsets], _context: TaskContext, _local: Book) -> Outputs:
         return Outputs((OutputRecord(OUTPUT, "u", b"." * (REFUSED_BYTES + 1)),))
 
 
@@ -444,6 +510,21 @@ def without_a_remembered_dead_letter_level(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Task, "_level", lambda _: 0.0)
 
 
+def without_telling_of_rollbacks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Book, "rolled_back", TaskLocal.rolled_back)
+
+
+def without_telling_of_commits(patch: pytest.MonkeyPatch) -> None:
+    settle = BatchProcessor.settle
+
+    def keep(self: BatchProcessor[Any], level: float, *, committed: bool) -> None:
+        local, self.local = self.local, TaskLocal() if committed else self.local
+        settle(self, level, committed=committed)
+        self.local = local
+
+    patch.setattr(BatchProcessor, "settle", keep)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -454,6 +535,8 @@ def without_a_remembered_dead_letter_level(patch: pytest.MonkeyPatch) -> None:
         without_looking_at_claims,
         without_position_of_the_doubtful_transaction,
         without_a_remembered_dead_letter_level,
+        without_telling_of_rollbacks,
+        without_telling_of_commits,
     ],
     ids=lambda damage: damage.__name__,
 )

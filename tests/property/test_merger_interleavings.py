@@ -111,7 +111,7 @@ def test_restored_state_is_live_state_at_every_step(log: Log, order: list[bool])
 def test_a_restart_in_the_middle_changes_nothing(log: Log, order: list[bool], crash: int) -> None:
     steps = interleaved(log, order)
     whole, task = run(steps), run(steps[:crash])
-    task.state = task.restored()
+    task.restart()
     for topic, record in steps[crash:]:
         task.feed(topic, record)
     assert emitted(task) == emitted(whole)

@@ -10,7 +10,7 @@ from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_tr
 from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
 from rollmill_batcher.groups.eligibility import Gate, SamplePolicy, Treatment, judge
 from rollmill_batcher.groups.group import TRANSITIONS, Group, GroupEvent, GroupState, moved
-from rollmill_batcher.groups.group_evaluation import CutContext, grows_stale, judged, state_of, usable
+from rollmill_batcher.groups.group_evaluation import CutContext, EvaluationCache, grows_stale, state_of, usable
 from rollmill_batcher.groups.staleness import PolicyClock, Staleness
 from rollmill_batcher.steps.advantages import Grpo
 
@@ -103,19 +103,24 @@ def test_a_rollout_counts_once_whatever_its_number_of_traces() -> None:
     """Rollout a with three traces and reward 1, b with one and 0: baseline 0.5."""
     traces = [sample_trace("a", index=index) for index in range(3)]
     group = Group("g").joined(sample_trajectory("a", 1.0, traces=traces)).joined(sample_trajectory("b", 0.0))
-    found = judged(group, GroupState.COMPLETE, GATE, BATCHER_RULES)
+    found = EvaluationCache().evaluate(group, GroupState.COMPLETE, GATE, BATCHER_RULES)
     assert found.rewards == [1.0, 0.0]
     assert [len(member.trained) for member in found.members] == [3, 1]
 
 
 def test_ungraded_is_neither_zero_nor_counted() -> None:
-    found = usable(judged(group_of(1.0, None, 0.0, size=3), GroupState.COMPLETE, GATE, BATCHER_RULES), BATCHER_RULES)
+    found = usable(
+        EvaluationCache().evaluate(group_of(1.0, None, 0.0, size=3), GroupState.COMPLETE, GATE, BATCHER_RULES),
+        BATCHER_RULES,
+    )
     assert found.rewards == [1.0, 0.0]
     assert found.members[1].traces[0].reason == "ungraded:deadline"
 
 
 def test_fewer_than_two_graded_is_no_group() -> None:
-    found = usable(judged(group_of(1.0, None, size=2), GroupState.COMPLETE, GATE, BATCHER_RULES), BATCHER_RULES)
+    found = usable(
+        EvaluationCache().evaluate(group_of(1.0, None, size=2), GroupState.COMPLETE, GATE, BATCHER_RULES), BATCHER_RULES
+    )
     assert (found.state, found.reason) == (GroupState.FAILED, "group_too_small")
 
 
@@ -124,7 +129,8 @@ def test_the_filter_of_equal_rewards_looks_at_rollouts() -> None:
         run="r", policy="policy", learning=BATCHER_RULES.learning, groups=GroupRules(drop_zero_variance=True)
     )
     spread, equal = (
-        judged(group_of(*r, size=2), GroupState.COMPLETE, GATE, BATCHER_RULES) for r in ((1.0, 0.0), (1.0, 1.0))
+        EvaluationCache().evaluate(group_of(*r, size=2), GroupState.COMPLETE, GATE, BATCHER_RULES)
+        for r in ((1.0, 0.0), (1.0, 1.0))
     )
     assert usable(spread, filtering) is spread
     assert usable(equal, filtering).reason == "zero_variance"
@@ -133,7 +139,10 @@ def test_the_filter_of_equal_rewards_looks_at_rollouts() -> None:
 
 def test_a_group_without_a_trace_to_train_has_failed() -> None:
     found = usable(
-        judged(group_of(1.0, 0.0, size=2), GroupState.COMPLETE, gate(limit=1, version=2), BATCHER_RULES), BATCHER_RULES
+        EvaluationCache().evaluate(
+            group_of(1.0, 0.0, size=2), GroupState.COMPLETE, gate(limit=1, version=2), BATCHER_RULES
+        ),
+        BATCHER_RULES,
     )
     assert (found.state, found.reason) == (GroupState.FAILED, None)
     assert [verdict.reason for member in found.members for verdict in member.traces] == ["stale", "stale"]

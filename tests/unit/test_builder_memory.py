@@ -83,8 +83,7 @@ def sent(run: MemoryTask[BuilderState]) -> list[tuple[str, bytes | None]]:
 
 
 def memory(run: MemoryTask[BuilderState]) -> Any:
-    assert isinstance(run.stage, BuilderStage)
-    return run.stage._shards[0].memory
+    return run.local.memory
 
 
 def resident(run: MemoryTask[BuilderState]) -> int:
@@ -186,16 +185,48 @@ def test_pages_are_used_again_and_the_file_shrinks_when_it_is_empty(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_rolled_back_is_counted_again() -> None:
+def attempt(run: MemoryTask[BuilderState], event: Any) -> None:
+    """Process an event and apply its outputs, in a transaction that is yet to end."""
+    record = InputRecord(COMPLETIONS, 0, 999, event.session_id.encode(), encode(event))
+    run.state.stage(run.stage.process(run.state, record, run.local), "x")
+
+
+def test_a_closed_session_is_forgotten_once_that_is_committed() -> None:
     run = task()
     feed(run, interleaved(3))
     held = memory(run).held
-    closing = InputRecord(COMPLETIONS, 0, 999, b"s0", encode(SessionClosed(session_id="s0", at=5000.0)))
-    run.state.stage(run.stage.process(run.state, closing), "x")
+    for committed in (False, True):
+        attempt(run, SessionClosed(session_id="s0", at=5000.0))
+        assert memory(run).held == held
+        if committed:
+            run.state.commit()
+            run.local.committed(run.state)
+        else:
+            run.state.rollback()
+            run.local.rolled_back(run.state)
+            assert memory(run).held == held
     assert memory(run).held < held
+
+
+@pytest.mark.parametrize("limit", [1 << 40, 100_000])
+def test_a_rollback_restores_the_book(limit: int) -> None:
+    run = task(memory_bytes=limit)
+    feed(run, interleaved(5))
+    book = dict(memory(run)._sizes)
+    *_, last = session("s1", 1001.0)
+    assert isinstance(last, CompletionRecord)
+    attempt(run, last.replace(completion_id="more", ended_at=2000.0))
+    attempt(run, SessionOpened(session_id="s9", spec=SessionSpec(), at=2000.0))
+    assert "s9:1" in memory(run)._sizes
     run.state.rollback()
+    run.local.rolled_back(run.state)
+    assert memory(run)._sizes.keys() == book.keys()
+    assert memory(run).held == sum(memory(run)._sizes.values())
+    if limit > sum(book.values()):
+        assert memory(run)._sizes == book
     run.punctuate(10_000.0)
-    assert memory(run).held == held
+    feed(run, closings(5))
+    assert memory(run).held == 0
 
 
 def test_each_task_has_a_timer_and_a_budget_of_its_own() -> None:

@@ -423,9 +423,10 @@ def test_undo_gives_back_the_calls_of_the_last_commit() -> None:
     feed(run, opened(), call())
     before = run.state.get("s1:1")
     record = InputRecord(COMPLETIONS, HOME, 2, SESSION.encode(), encode(second()))
-    outputs = run.stage.process(run.state, record)
+    outputs = run.stage.process(run.state, record, run.local)
     run.state.stage(outputs, "z")
     run.state.rollback()
+    run.local.rolled_back(run.state)
     assert run.state.get("s1:1") is before
     feed(run, call("c3", (1, 2, 5, 9, 4), (8, 9), at=1002.0), closed())
     assert [trace.response_ids.tolist() for trace in trajectories(run)[0].traces] == [[5, 9, 4, 8, 9]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rollmill.errors import ConfigurationError, PoisonRecordError
@@ -17,10 +17,20 @@ from rollmill.models import (
     TrainerEvent,
     Trajectory,
 )
-from rollmill.runtime.stream import NOTHING, InputRecord, Outputs, Processor, StateUpdate, StateView, TaskContext
+from rollmill.runtime.stream import (
+    NOTHING,
+    InputRecord,
+    Outputs,
+    Processor,
+    StateUpdate,
+    StateView,
+    TaskContext,
+    TaskLocal,
+)
 from rollmill.topics import ACKS, POLICIES, STATE_BATCHER, TRAJECTORIES
 from rollmill_batcher.groups.config import BatcherConfig
-from rollmill_batcher.groups.group import revision_of
+from rollmill_batcher.groups.group import Group, revision_of
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup, EvaluationCache
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.state import (
     DoneGroup,
@@ -48,7 +58,32 @@ OTHER_POLICY = "other_policy"
 LATE_FOR_GROUP = "late_for_group"
 
 
-class BatcherStage(Processor[Held]):
+class BatcherLocal(TaskLocal):
+    """The task's memory of its process: whether it has caught up, what it has evaluated, how rewards differed."""
+
+    def __init__(self) -> None:
+        self.has_caught_up = False
+        """Since this task started. Until then time stands still: members may wait in the backlog, and no
+        deadline passes before they are read. Only delays cuts; each cut says what time it went by."""
+        self.evaluations = EvaluationCache()
+        self._rewards = RewardVarianceMonitor()
+        self._closed: tuple[EvaluatedGroup, ...] = ()
+        """By a cut that is yet to be committed."""
+
+    def cut(self, closed: tuple[EvaluatedGroup, ...], left: Iterable[Group]) -> None:
+        """A cut closed some groups and ``left`` others waiting."""
+        self.evaluations.keep(left)
+        self._closed += closed
+
+    def committed(self, state: StateView[Held]) -> None:  # noqa: ARG002  # only that it was
+        self._rewards.saw(self._closed)
+        self._closed = ()
+
+    def rolled_back(self, state: StateView[Held]) -> None:  # noqa: ARG002  # only that it was
+        self._closed = ()
+
+
+class BatcherStage(Processor[Held, BatcherLocal]):
     """One task over all partitions (rule B1). Intake decides nothing that depends on the order of partitions."""
 
     name = STAGE
@@ -57,12 +92,11 @@ class BatcherStage(Processor[Held]):
 
     def __init__(self, rules: BatcherConfig) -> None:
         self._rules = rules
-        self._has_caught_up = False
-        """Since this process started. Until then time stands still: members may wait in the backlog, and no
-        deadline passes before they are read. Only delays cuts; each cut says what time it went by."""
-        self._sameness = RewardVarianceMonitor()
 
-    def process(self, state: StateView[Held], record: InputRecord) -> Outputs:
+    def task_local(self) -> BatcherLocal:
+        return BatcherLocal()
+
+    def process(self, state: StateView[Held], record: InputRecord, local: BatcherLocal) -> Outputs:
         _check_run(progress_of(state), self._rules.run)
         value = record.read()
         if isinstance(value, Trajectory):
@@ -70,20 +104,23 @@ class BatcherStage(Processor[Held]):
         if isinstance(value, PolicyAnnouncement):
             return self._announced(progress_of(state), value)
         assert isinstance(value, TRAINER_EVENTS)  # noqa: S101  # the three inputs have no other models
-        return self._heard(state, value)
+        return self._heard(state, value, local)
 
-    def apply(self, key: str, value: Held | None, payload: bytes) -> Held:
+    def apply(self, key: str, value: Held | None, payload: bytes, _local: BatcherLocal) -> Held:
         return folded(key, value, payload)
 
-    def punctuate(self, state: StateView[Held], view: TaskContext) -> Outputs:
+    def punctuate(self, state: StateView[Held], context: TaskContext, local: BatcherLocal) -> Outputs:
         """Cut, where a cut changes something."""
         _check_run(progress_of(state), self._rules.run)
-        self._has_caught_up = self._has_caught_up or view.caught_up
-        now = view.now if self._has_caught_up else 0.0
-        cut = proposed(state, view.positions, now, self._rules, caught_up=view.caught_up)
-        decision = decide(groups(state), progress_of(state), cut, self._rules)
-        self._sameness.saw(decision.closed)
-        return effects_of(state, cut, decision, self._rules) if decision else NOTHING
+        local.has_caught_up = local.has_caught_up or context.caught_up
+        now = context.now if local.has_caught_up else 0.0
+        cut = proposed(state, context.positions, now, self._rules, caught_up=context.caught_up)
+        decision = decide(groups(state), progress_of(state), cut, self._rules, local.evaluations)
+        if not decision:
+            return NOTHING
+        closed = {group.group.group_id for group in decision.closed}
+        local.cut(decision.closed, (group for group in groups(state) if group.group_id not in closed))
+        return effects_of(state, cut, decision, self._rules)
 
     def _take(self, state: StateView[Held], trajectory: Trajectory) -> Outputs:
         if trajectory.spec.policy != self._rules.policy:
@@ -109,11 +146,11 @@ class BatcherStage(Processor[Held]):
             return Outputs(counts={"announcements_of_others": 1})
         return _moved(progress, progress.announced(announcement), "announcements")
 
-    def _heard(self, state: StateView[Held], event: TrainerEvent) -> Outputs:
+    def _heard(self, state: StateView[Held], event: TrainerEvent, local: BatcherLocal) -> Outputs:
         if event.run != self._rules.run:
             return Outputs(counts={"trainer_events_of_others": 1})
         if isinstance(event, StepsReturned):
-            return placed_anew(state, event, self._rules)
+            return placed_anew(state, event, self._rules, local.evaluations)
         progress = progress_of(state)
         if isinstance(event, StepsResharded):
             return NOTHING  # its own word
@@ -132,7 +169,7 @@ class BatcherStage(Processor[Held]):
         observed = {"age_at_hand_over_seconds": ages(step_members(state, done), event.at)} if done else {}
         return replace(moved, deletes=step_ends(state, range(after.kept_from, kept_from)), observed=observed)
 
-    def gauges(self, state: StateView[Held]) -> Mapping[str, float]:
+    def gauges(self, state: StateView[Held], _local: BatcherLocal) -> Mapping[str, float]:
         return {"groups_open": sum(1 for _ in groups(state)), "steps_queued": progress_of(state).queued_steps}
 
 

@@ -15,6 +15,6 @@ The map, from the top; each folder imports only what is below it, and its docstr
 - ``app``, ``settings``: wiring and configuration. ``stage``: the processor; one event in, records and updates out.
 - ``sessions``: open sessions, closed markers, timers, memory, and the end of a session.
 - ``merging``: the calls of a closed session become traces; the builders ``prefix_merging`` and ``per_request``.
-- ``storage``: the bytes of open sessions. An accepted call only passes ``stage``, ``sessions`` and ``storage``; ``merging``
-  runs once, when the session has ended.
+- ``storage``: the bytes of open sessions. An accepted call passes ``stage``, ``sessions`` and ``storage`` only;
+  ``merging`` runs once, when the session has ended.
 """

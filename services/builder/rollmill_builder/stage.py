@@ -42,7 +42,7 @@ from rollmill_builder.sessions.session_state import (
     read_update,
     session_key,
 )
-from rollmill_builder.sessions.task_resources import MemoryLimits, Shard, TaskResources
+from rollmill_builder.sessions.task_resources import MemoryLimits, TaskResources
 from rollmill_builder.storage.call_parts import call_digest, captured_units, content_digest, id_hash
 
 BuilderState = OpenSession | ClosedMarker | MarkerSweep
@@ -63,7 +63,7 @@ class _Ending:
     reward: float | None = None
 
 
-class BuilderStage(Processor[BuilderState]):
+class BuilderStage(Processor[BuilderState, TaskResources]):
     """Folds ``completions`` into ``built``. State: open sessions, markers of closed ones, the time of the last sweep.
 
     ``late_window``: seconds of event time for which a closed session is remembered. ``expiry_seconds``: how often
@@ -86,9 +86,12 @@ class BuilderStage(Processor[BuilderState]):
     ) -> None:
         self._largest = largest
         self._registry, self._partitions, self._late_window = registry, partitions, late_window
-        self._shards = TaskResources(lambda: Shard(expiry_seconds, memory or MemoryLimits()))
+        self._expiry_seconds, self._memory = expiry_seconds, memory or MemoryLimits()
 
-    def process(self, state: StateView[BuilderState], record: InputRecord) -> Outputs:
+    def task_local(self) -> TaskResources:
+        return TaskResources(self._expiry_seconds, self._memory)
+
+    def process(self, state: StateView[BuilderState], record: InputRecord, _local: TaskResources) -> Outputs:
         event: Any = record.read()
         self._check_place(event, record)
         key = session_key(event.session_id, event.attempt)
@@ -101,21 +104,22 @@ class BuilderStage(Processor[BuilderState]):
             return self._event(state, key, session, event, is_open=False)
         return self._event(state, key, session, event, is_open=True)
 
-    def apply(self, key: str, value: BuilderState | None, payload: bytes) -> BuilderState:
+    def apply(self, key: str, value: BuilderState | None, payload: bytes, local: TaskResources) -> BuilderState:
         if key == SWEEP_KEY:
             sweep: MarkerSweep = read_packed(MarkerSweep, payload)
             return sweep
         if key.endswith("/closed"):
             marker: ClosedMarker = read_packed(ClosedMarker, payload)
+            local.memory.closed(key.removesuffix("/closed"))
             return marker
-        return self._apply(key, value if isinstance(value, OpenSession) else None, payload)
+        session = self._apply(value if isinstance(value, OpenSession) else None, payload)
+        local.memory.touch(key, session.calls.own_store())
+        return session
 
-    def _apply(self, key: str, value: OpenSession | None, payload: bytes) -> OpenSession:
+    def _apply(self, value: OpenSession | None, payload: bytes) -> OpenSession:
         delta = read_update(payload)
         session = (value or OpenSession(delta.session_id, delta.attempt)).updated(delta)
-        session = self._folded(session, first=value is None or isinstance(delta, OpenedUpdate))
-        self._shard(session.session_id).memory.touch(key, session.calls.own_store())
-        return session
+        return self._folded(session, first=value is None or isinstance(delta, OpenedUpdate))
 
     def _folded(self, session: OpenSession, *, first: bool) -> OpenSession:
         """With the newest call given to an incremental builder; all of them where the builder is new."""
@@ -128,16 +132,13 @@ class BuilderStage(Processor[BuilderState]):
             found = found.add(session.record(len(session.calls) - 1))
         return replace(session, incremental=found)
 
-    def punctuate(self, state: StateView[BuilderState], view: TaskContext) -> Outputs:
-        if not view.keeps_up:
+    def punctuate(self, state: StateView[BuilderState], context: TaskContext, local: TaskResources) -> Outputs:
+        if not context.keeps_up:
             return Outputs()
-        due = self._shards[view.partition].expired(state, view.now)
+        due = local.expired(state, context.now)
         return Outputs(
-            records=tuple(OutputRecord(COMPLETIONS, item.session_id, item, partition=view.partition) for item in due)
+            records=tuple(OutputRecord(COMPLETIONS, item.session_id, item, partition=context.partition) for item in due)
         )
-
-    def _shard(self, session_id: str) -> Shard:
-        return self._shards[partition_of(session_id.encode(), self._partitions)]
 
     def _check_place(self, event: Event, record: InputRecord) -> None:
         """Co-partitioning depends on key and partitioner of whoever produced this (rule M3)."""
@@ -194,7 +195,6 @@ class BuilderStage(Processor[BuilderState]):
             digest=blake2b(value, digest_size=16).digest(),
             known=b"".join(sorted(id_hash(item.record.completion_id) for item in ended.sorted_calls)),
         )
-        self._shard(session.session_id).memory.forget(key)
         swept, sweep = self._sweep(state, end.closed_at)
         return Outputs(
             records=records,
@@ -203,7 +203,7 @@ class BuilderStage(Processor[BuilderState]):
             counts=outputs.close_counts(trajectory),
         )
 
-    def gauges(self, state: StateView[BuilderState]) -> Mapping[str, float]:
+    def gauges(self, state: StateView[BuilderState], _local: TaskResources) -> Mapping[str, float]:
         return {"sessions_open": sum(isinstance(value, OpenSession) for _, value in state.items())}
 
     def _sweep(self, state: StateView[BuilderState], now: float) -> tuple[tuple[str, ...], tuple[StateUpdate, ...]]:

@@ -32,7 +32,7 @@ MAX_EVALUATIONS = 256
 """Of one session: every one makes a revision, and every revision carries all before it."""
 
 
-class RewardMergerStage(Processor[Held]):
+class RewardMergerStage(Processor[Held, Watch]):
     """``built`` and ``evaluations`` in, revisions of ``trajectories`` out.
 
     ``partitions`` is the number of the co-partitioned topics: an evaluation on another partition than its session's
@@ -46,12 +46,14 @@ class RewardMergerStage(Processor[Held]):
     def __init__(self, *, partitions: int, windows: Windows, largest: int = TRAJECTORIES.max_bytes) -> None:
         self._partitions, self._largest = partitions, largest
         self._windows = windows
-        self._watches: dict[int, Watch] = {}
 
-    def apply(self, key: str, value: Held | None, payload: bytes) -> Held:
+    def task_local(self) -> Watch:
+        return Watch(self._windows)
+
+    def apply(self, key: str, value: Held | None, payload: bytes, _local: Watch) -> Held:
         return fold(key, value, payload)
 
-    def process(self, state: StateView[Held], record: InputRecord) -> Outputs:
+    def process(self, state: StateView[Held], record: InputRecord, _local: Watch) -> Outputs:
         """Raises PoisonRecordError for what cannot be read, contradicts an earlier record, or comes too late."""
         value = record.read()
         if isinstance(value, Trajectory):
@@ -62,13 +64,12 @@ class RewardMergerStage(Processor[Held]):
         home = self._home(value)
         return _sent_on(record, value, home) if home != record.partition else _evaluation(state, value, self._largest)
 
-    def punctuate(self, state: StateView[Held], view: TaskContext) -> Outputs:
-        watch = self._watches.setdefault(view.partition, Watch(self._windows))
-        due = watch.due(state, view.now)
-        emits = tuple(OutputRecord(EVALUATIONS, item.session_id, item, partition=view.partition) for item in due)
+    def punctuate(self, state: StateView[Held], context: TaskContext, local: Watch) -> Outputs:
+        due = local.due(state, context.now)
+        emits = tuple(OutputRecord(EVALUATIONS, item.session_id, item, partition=context.partition) for item in due)
         return Outputs(records=emits, counts={"timers_asked": len(emits)} if emits else {})
 
-    def gauges(self, state: StateView[Held]) -> Mapping[str, float]:
+    def gauges(self, state: StateView[Held], _local: Watch) -> Mapping[str, float]:
         return {"trajectories_held": sum(isinstance(value, Built) for _, value in state.items())}
 
     def _home(self, value: Trajectory | Evaluation) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollmill.models import Evaluation, dump_json
-from rollmill.runtime.stream.processor import StateView
+from rollmill.runtime.stream.processor import StateView, TaskLocal
 from rollmill_reward_merger.revisions import complete_at
 from rollmill_reward_merger.state import CLOSED_OF, EVALUATIONS_OF, Built, ClosedMarker, Held, PendingEvaluations
 
@@ -84,7 +84,7 @@ class Watched:
 
 
 @dataclass
-class Watch:
+class Watch(TaskLocal):
     """Finds what is due in one task's state.
 
     Remembers when it saw a key first (where no record tells the time) and what it has asked for. Neither is durable

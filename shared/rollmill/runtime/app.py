@@ -50,7 +50,7 @@ class Service:
 
     name: str
     settings: ServiceSettings
-    stages: tuple[Processor[Any], ...] = ()
+    stages: tuple[Processor[Any, Any], ...] = ()
     workers: tuple[Worker, ...] = ()
     checks: tuple[Worker, ...] = ()
     """What has to hold before anything runs: each raises where it does not."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rollmill.codec import JSON, SAFETENSORS, Headers, encode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import Record
-from rollmill.runtime.stream.processor import InputRecord, OutputRecord, Outputs, Processor, TaskContext
+from rollmill.runtime.stream.processor import InputRecord, OutputRecord, Outputs, Processor, TaskContext, TaskLocal
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import Topic
@@ -19,10 +19,11 @@ V = TypeVar("V")
 class MemoryTask(Generic[V]):
     """Runs one task of a stage in memory, with the engine's own state and the same order of things."""
 
-    def __init__(self, stage: Processor[V], *, partition: int = 0) -> None:
+    def __init__(self, stage: Processor[V, Any], *, partition: int = 0) -> None:
         self.stage = stage
         self.partition = partition
-        self.state = TaskState[V](stage.apply)
+        self.local: Any = stage.task_local()
+        self.state = TaskState.of(stage, self.local)
         self.changelog: dict[str, bytes] = {}
         self.emitted: list[OutputRecord] = []
         self.dead_letters: list[tuple[InputRecord, PoisonRecordError]] = []
@@ -47,7 +48,7 @@ class MemoryTask(Generic[V]):
         self.positions[slot] = offset + 1
         record = InputRecord(topic, where, offset, key.encode(), as_bytes(topic, value), headers)
         try:
-            effects = self.stage.process(self.state, record)
+            effects = self.stage.process(self.state, record, self.local)
         except PoisonRecordError as error:
             self.dead_letters.append((record, error))
             return Outputs()
@@ -55,10 +56,10 @@ class MemoryTask(Generic[V]):
         return effects
 
     def punctuate(self, now: float, *, caught_up: bool = True) -> Outputs:
-        view = TaskContext(
+        context = TaskContext(
             now=now, partition=self.partition, positions=dict(self.positions), caught_up=caught_up, keeps_up=caught_up
         )
-        effects = self.stage.punctuate(self.state, view)
+        effects = self.stage.punctuate(self.state, context, self.local)
         self._take(effects, f"~{sum(self.positions.values()):020d}.{len(self.changelog):06d}")
         return effects
 
@@ -68,8 +69,19 @@ class MemoryTask(Generic[V]):
 
     def restored(self) -> TaskState[V]:
         """The state that a new owner would restore from the changelog."""
-        state = TaskState[V](self.stage.apply)
+        return self._restored(self.stage.task_local())
+
+    def restart(self, stage: Processor[V, Any] | None = None) -> None:
+        """Go on as a new owner would, with ``stage`` (None: the same): state from the changelog, an empty local."""
+        self.stage = stage or self.stage
+        self.local.close()
+        self.local = self.stage.task_local()
+        self.state = self._restored(self.local)
+
+    def _restored(self, local: TaskLocal) -> TaskState[V]:
+        state = TaskState.of(self.stage, local)
         state.restore(self.changelog.items())
+        local.committed(state)
         return state
 
     def _take(self, effects: Outputs, origin: str) -> None:
@@ -79,6 +91,7 @@ class MemoryTask(Generic[V]):
             else:
                 self.changelog[change.key] = change.payload
         self.state.commit()
+        self.local.committed(self.state)
         self.emitted += effects.records
         for name, increment in effects.counts.items():
             self.counts[name] = self.counts.get(name, 0) + increment

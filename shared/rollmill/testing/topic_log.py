@@ -90,7 +90,7 @@ def dead_letter_info(record: ConsumerRecord) -> DeadLetterInfo:
 
 
 @asynccontextmanager
-async def running(settings: ServiceSettings, stages: Sequence[Processor[Any]]) -> AsyncIterator[None]:
+async def running(settings: ServiceSettings, stages: Sequence[Processor[Any, Any]]) -> AsyncIterator[None]:
     """Stages on the engine, in this process, each with its own metrics; drained at the end. Raises what ended them."""
     clients, stop = KafkaClients(settings), asyncio.Event()
     tools = [TaskTools(settings, clients, SystemClock(), Metrics(stage.name), Health()) for stage in stages]

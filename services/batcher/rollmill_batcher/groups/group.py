@@ -6,10 +6,9 @@ A group's state is not stored while it is open: it follows from its members, the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 from rollmill.models import PolicyVersion, Trajectory
 
@@ -68,8 +67,6 @@ class Group:
 
     group_id: str
     members: tuple[Trajectory, ...] = ()
-    notes: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What was found out about it last, by name, beside what it depends on: forgotten with the group."""
 
     def holding(self, session_id: str, attempt: int) -> Trajectory | None:
         found = (m for m in self.members if (m.session_id, m.attempt) == (session_id, attempt))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from rollmill.models import Trajectory
 from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.eligibility import Gate, MemberVerdict, counts, judge
 from rollmill_batcher.groups.group import Group, GroupEvent, GroupState, moved
-from rollmill_batcher.groups.group_scoring import rewarded
+from rollmill_batcher.groups.group_scoring import Scoring, rewarded
 
 GROUP_EXPIRED = "group_expired"
 GROUP_TOO_SMALL = "group_too_small"
@@ -89,14 +90,37 @@ def _is_young(group: Group, moment: CutContext, rules: BatcherConfig) -> bool:
     return limit is None or (group.oldest is not None and moment.gate.clock.age(group.oldest) < limit)
 
 
-def judged(group: Group, state: GroupState, gate: Gate, rules: BatcherConfig) -> EvaluatedGroup:
-    """With the verdict on each member. A cut asks again what the one before has asked, so it is noted down."""
-    asked = (gate, rules.scoring)
-    known = group.notes.get("judged")
-    if known is None or known[0] != asked:
-        known = (asked, tuple(judge(member, gate) for member in _graded(group, rules)))
-        group.notes["judged"] = known
-    return EvaluatedGroup(group, state, known[1])
+@dataclass(frozen=True)
+class _Evaluation:
+    """The verdicts on a group's members, and what they depend on."""
+
+    group: Group
+    gate: Gate
+    scoring: Scoring | None
+    members: tuple[MemberVerdict, ...]
+
+
+class EvaluationCache:
+    """The newest evaluation of each group: a cut evaluates again most of what the one before has evaluated.
+
+    May be emptied at any time: an evaluation depends on nothing else than group, gate and scoring.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, _Evaluation] = {}
+
+    def evaluate(self, group: Group, state: GroupState, gate: Gate, rules: BatcherConfig) -> EvaluatedGroup:
+        """``group`` in ``state``, with the verdict on each member."""
+        known = self._newest.get(group.group_id)
+        if known is None or known.group is not group or (known.gate, known.scoring) != (gate, rules.scoring):
+            members = tuple(judge(member, gate) for member in _graded(group, rules))
+            known = self._newest[group.group_id] = _Evaluation(group, gate, rules.scoring, members)
+        return EvaluatedGroup(group, state, known.members)
+
+    def keep(self, groups: Iterable[Group]) -> None:
+        """Forget every group but these."""
+        kept = {group.group_id for group in groups}
+        self._newest = {group_id: known for group_id, known in self._newest.items() if group_id in kept}
 
 
 def _graded(group: Group, rules: BatcherConfig) -> tuple[Trajectory, ...]:

@@ -1,6 +1,7 @@
 """The decision of a cut: which groups close, which tokens are excluded and why, which groups make the step.
 
-`decide` is a pure function of the waiting groups, the run's progress, the cut and the rules (rule B2).
+`decide` is a pure function of the waiting groups, the run's progress, the cut and the rules (rule B2); the cache of
+evaluations only saves time.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from rollmill_batcher.groups.group_evaluation import (
     SUPERSEDED,
     CutContext,
     EvaluatedGroup,
+    EvaluationCache,
     grows_stale,
-    judged,
     state_of,
     usable,
 )
@@ -68,7 +69,9 @@ class CutPlan:
         return dict(sorted(tokens.items()))
 
 
-def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: BatcherConfig) -> CutPlan:
+def decide(
+    groups: Iterable[Group], progress: Progress, cut: Cut, rules: BatcherConfig, evaluations: EvaluationCache
+) -> CutPlan:
     """What ``cut`` does with the waiting ``groups``, in whatever order they are given.
 
     Staleness is judged only where a step may be cut: until then it is not known what else will be queued.
@@ -77,13 +80,14 @@ def decide(groups: Iterable[Group], progress: Progress, cut: Cut, rules: Batcher
     moment = CutContext(cut.now, rules.gate(clock), closing=progress.end_of_stream and cut.flush)
     waiting = sorted(groups, key=lambda group: (group.opened_at, group.group_id))
     states = {group.group_id: state_of(group, moment, rules) for group in waiting}
-    expired = tuple(_expired(group, moment, rules) for group in waiting if states[group.group_id] is GroupState.EXPIRED)
+    examine = _Examination(states, moment, rules, evaluations)
+    expired = tuple(examine.expired(group) for group in waiting if states[group.group_id] is GroupState.EXPIRED)
     selection = Selection()
     if cut.queued_steps < rules.steps_ahead:
         offered = ordered(waiting, rules.order, clock, cut.seed)
-        selection = selected(_examined(offered, states, moment, rules), rules)
+        selection = selected(examine.ready(offered), rules)
         if selection.full and rules.order is not StepOrder.FIFO:
-            selection = _with_failed(selection, waiting, states, moment, rules, cut.sequence)
+            selection = _with_failed(selection, waiting, examine, cut.sequence)
     taken = selection.taken if selection.full or cut.flush else ()
     step = tuple(group.after(GroupEvent.TAKEN) for group in taken)
     closed = (*expired, *selection.failed, *step)
@@ -95,37 +99,37 @@ def excluded(member: Trajectory, reason: str) -> Exclusion:
     return Exclusion(member.session_id, member.attempt, reason, member.manifest.units)
 
 
-def _expired(group: Group, moment: CutContext, rules: BatcherConfig) -> EvaluatedGroup:
-    members = judged(group, GroupState.EXPIRED, moment.gate.without_staleness(), rules).members
-    return EvaluatedGroup(group, GroupState.EXPIRED, members, GROUP_EXPIRED)
+@dataclass(frozen=True)
+class _Examination:
+    """What one cut finds out about groups, by their ``states`` at its time."""
+
+    states: Mapping[str, GroupState]
+    moment: CutContext
+    rules: BatcherConfig
+    evaluations: EvaluationCache
+
+    def expired(self, group: Group) -> EvaluatedGroup:
+        gate = self.moment.gate.without_staleness()
+        members = self.evaluations.evaluate(group, GroupState.EXPIRED, gate, self.rules).members
+        return EvaluatedGroup(group, GroupState.EXPIRED, members, GROUP_EXPIRED)
+
+    def ready(self, waiting: Sequence[Group]) -> Iterator[EvaluatedGroup]:
+        """The groups that are ready, in the order given: as they are, or failed. Lazy: a step looks at few of them."""
+        for group in waiting:
+            state = self.states[group.group_id]
+            if state is GroupState.OPEN and grows_stale(group, self.moment, self.rules):
+                state = moved(state, GroupEvent.GROWING_STALE)
+            if state in READY:
+                found = usable(self.evaluations.evaluate(group, state, self.moment.gate, self.rules), self.rules)
+                too_large = found.state in READY and table_bytes(found) > self.rules.header_bytes
+                yield found.after(GroupEvent.UNUSABLE, TOO_LARGE) if too_large else found
 
 
-def _examined(
-    waiting: Sequence[Group], states: Mapping[str, GroupState], moment: CutContext, rules: BatcherConfig
-) -> Iterator[EvaluatedGroup]:
-    """The groups that are ready, in the order given: as they are, or failed. Lazy: a step looks at few of them."""
-    for group in waiting:
-        state = states[group.group_id]
-        if state is GroupState.OPEN and grows_stale(group, moment, rules):
-            state = moved(state, GroupEvent.GROWING_STALE)
-        if state in READY:
-            found = usable(judged(group, state, moment.gate, rules), rules)
-            too_large = found.state in READY and table_bytes(found) > rules.header_bytes
-            yield found.after(GroupEvent.UNUSABLE, TOO_LARGE) if too_large else found
-
-
-def _with_failed(
-    selection: Selection,
-    waiting: Sequence[Group],
-    states: Mapping[str, GroupState],
-    moment: CutContext,
-    rules: BatcherConfig,
-    sequence: int,
-) -> Selection:
+def _with_failed(selection: Selection, waiting: Sequence[Group], examine: _Examination, sequence: int) -> Selection:
     """And some of the failed ones behind a step that is full. First come, first served reaches every group anyway."""
     seen = {group.group.group_id for group in (*selection.taken, *selection.failed)}
-    behind = [group for group in waiting if group.group_id not in seen and states[group.group_id] in READY]
-    found = _examined(looked_after(behind, sequence), states, moment, rules)
+    behind = [group for group in waiting if group.group_id not in seen and examine.states[group.group_id] in READY]
+    found = examine.ready(looked_after(behind, sequence))
     failed = tuple(group for group in found if group.state is GroupState.FAILED)
     return replace(selection, failed=(*selection.failed, *failed))
 

@@ -13,8 +13,9 @@ from rollmill.models import StepsResharded, StepsReturned
 from rollmill.runtime.stream import OutputRecord, Outputs, StateView
 from rollmill.topics import ACKS
 from rollmill_batcher.groups.config import BatcherConfig
+from rollmill_batcher.groups.eligibility import Gate
 from rollmill_batcher.groups.group import GroupState
-from rollmill_batcher.groups.group_evaluation import EvaluatedGroup, judged
+from rollmill_batcher.groups.group_evaluation import EvaluatedGroup, EvaluationCache
 from rollmill_batcher.groups.staleness import PolicyClock
 from rollmill_batcher.progress import Progress
 from rollmill_batcher.state import CutStep, Held, group_of, progress_delta, progress_of, step_of
@@ -22,7 +23,9 @@ from rollmill_batcher.steps.cut import laid_out, step_emits
 from rollmill_batcher.steps.micro_batches import MicroBatch, micro_batches
 
 
-def placed_anew(state: StateView[Held], event: StepsReturned, rules: BatcherConfig) -> Outputs:
+def placed_anew(
+    state: StateView[Held], event: StepsReturned, rules: BatcherConfig, evaluations: EvaluationCache
+) -> Outputs:
     """New records of the returned steps and the answer. The same request again is answered once.
 
     Raises PoisonRecordError where steps or ranks do not exist, a step's groups are gone, or other settings would make
@@ -34,7 +37,7 @@ def placed_anew(state: StateView[Held], event: StepsReturned, rules: BatcherConf
     first = _first(progress, event, rules)
     after = progress.placed(event, first)
     steps = [_held(state, number) for number in range(first, progress.next_step)]
-    laid = [(step, _laid_out(state, step, laid_out(rules, after))) for step in steps]
+    laid = [(step, _laid_out(state, step, laid_out(rules, after), evaluations)) for step in steps]
     answer = StepsResharded(
         run=event.run,
         request_id=event.request_id,
@@ -71,9 +74,11 @@ def _held(state: StateView[Held], number: int) -> CutStep:
     return step
 
 
-def _laid_out(state: StateView[Held], step: CutStep, rules: BatcherConfig) -> tuple[MicroBatch, ...]:
+def _laid_out(
+    state: StateView[Held], step: CutStep, rules: BatcherConfig, evaluations: EvaluationCache
+) -> tuple[MicroBatch, ...]:
     clock = PolicyClock(step.cut.policy_version, step.cut.queued_steps, step.forks)
-    batches = micro_batches(tuple(_groups(state, step, clock, rules)), step.cut, clock, rules)
+    batches = micro_batches(tuple(_groups(state, step, rules.gate(clock), rules, evaluations)), step.cut, clock, rules)
     if batches[0].content != step.content:
         raise PoisonRecordError(
             "settings_changed", f"step {step.cut.step} would be another one: return it with the settings of its cut"
@@ -82,11 +87,10 @@ def _laid_out(state: StateView[Held], step: CutStep, rules: BatcherConfig) -> tu
 
 
 def _groups(
-    state: StateView[Held], step: CutStep, clock: PolicyClock, rules: BatcherConfig
+    state: StateView[Held], step: CutStep, gate: Gate, rules: BatcherConfig, evaluations: EvaluationCache
 ) -> Iterable[EvaluatedGroup]:
-    gate = rules.gate(clock)
     for group_id in step.cut.groups:
         group = group_of(state, group_id)
         if group is None:
             raise PoisonRecordError("step_gone", f"{step.cut.step}: its group {group_id} is gone")
-        yield judged(group, GroupState.CUT, gate, rules)
+        yield evaluations.evaluate(group, GroupState.CUT, gate, rules)

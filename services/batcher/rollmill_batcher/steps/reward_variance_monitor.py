@@ -15,10 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 class RewardVarianceMonitor:
-    """Counts groups in a row whose rollouts all got one reward, since this process started. Decides nothing.
-
-    A cut whose transaction failed is made and counted again: the warning comes early by that much.
-    """
+    """Counts groups in a row whose rollouts all got one reward, since this task started. Decides nothing."""
 
     def __init__(self) -> None:
         self._in_a_row = 0

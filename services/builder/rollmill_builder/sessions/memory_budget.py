@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
+from rollmill.runtime.stream.processor import StateView
 from rollmill_builder.sessions.session_state import OpenSession, session_key
 from rollmill_builder.storage.call_store import CallStore
 from rollmill_builder.storage.spill import SpillFile
@@ -27,17 +29,46 @@ class MemoryBudget:
         self._sizes: dict[str, int] = {}
         self.held = 0
         """Bytes in memory, as far as they are known."""
+        self._touched: set[str] = set()
+        self._closed: set[str] = set()
+        """Keys of what was changed, and what was closed, since the last commit or rollback."""
         self.spills = 0
         """How often a session was moved to the file."""
 
     def touch(self, key: str, store: CallStore) -> None:
         """A session was changed, or is new."""
+        self._touched.add(key)
+        self._closed.discard(key)
         self._resident.pop(key, None)
         self._resident[key] = store
         self._count(key, SESSION_OVERHEAD + store.size)
         self._spill(key)
 
-    def forget(self, key: str) -> None:
+    def closed(self, key: str) -> None:
+        """A session has ended: it is forgotten once that is committed."""
+        if key in self._sizes:
+            self._closed.add(key)
+
+    def committed(self) -> None:
+        for key in self._closed:
+            self._forget(key)
+        self._settled()
+
+    def rolled_back(self, state: StateView[Any]) -> None:
+        """Enter what was touched as ``state`` has it again."""
+        for key in list(self._touched):
+            session = state.get(key)
+            if isinstance(session, OpenSession):
+                self.touch(key, session.calls.own_store())
+            else:
+                self._forget(key)
+        self._settled()
+
+    def _settled(self) -> None:
+        self._touched.clear()
+        self._closed.clear()
+
+    def _forget(self, key: str) -> None:
         self._resident.pop(key, None)
         self.held -= self._sizes.pop(key, 0)
 
@@ -45,7 +76,7 @@ class MemoryBudget:
         """Learn what came and went without a word: by a restart, a rollback, or a look at a spilled session."""
         stores = {session_key(item.session_id, item.attempt): item.calls.own_store() for item in sessions}
         for key in [key for key in self._sizes if key not in stores]:
-            self.forget(key)
+            self._forget(key)
         for key, store in stores.items():
             if not store.spilled and self._resident.get(key) is not store:
                 self.touch(key, store)

@@ -1,14 +1,14 @@
-"""What one task of the builder keeps beside its state: its timer, and where its sessions' bytes lie."""
+"""What one task of the builder keeps in memory beside its state: an expiry timer, and where sessions' bytes are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollmill.models import SessionExpired
-from rollmill.runtime.stream.processor import StateView
+from rollmill.runtime.stream.processor import StateView, TaskLocal
 from rollmill_builder.sessions.expiry_timer import ExpiryTimer
 from rollmill_builder.sessions.memory_budget import MemoryBudget
 from rollmill_builder.sessions.session_state import OpenSession
@@ -26,12 +26,12 @@ class MemoryLimits:
     """None: the system's place for temporary files."""
 
 
-class Shard:
-    """One task's own things. All of it may be lost at any moment."""
+class TaskResources(TaskLocal):
+    """The memory budget and the expiry timer of one task."""
 
     def __init__(self, expiry_seconds: float, limits: MemoryLimits) -> None:
-        file = SpillFile(limits.spill_directory, limits.spill_bytes) if limits.spill_bytes else None
-        self.memory = MemoryBudget(limits.memory_bytes, file)
+        self._file = SpillFile(limits.spill_directory, limits.spill_bytes) if limits.spill_bytes else None
+        self.memory = MemoryBudget(limits.memory_bytes, self._file)
         self._timer = ExpiryTimer(expiry_seconds)
 
     def expired(self, state: StateView[Any], now: float) -> Iterator[SessionExpired]:
@@ -42,21 +42,12 @@ class Shard:
         self.memory.reconcile(sessions)
         yield from self._timer.due(sessions, now, frozenset(self.memory.excess(sessions)))
 
+    def committed(self, state: StateView[Any]) -> None:  # noqa: ARG002  # only that it was
+        self.memory.committed()
 
-class TaskResources(Mapping[int, Shard]):
-    """The shards of the tasks in this process, by partition; made when first needed."""
+    def rolled_back(self, state: StateView[Any]) -> None:
+        self.memory.rolled_back(state)
 
-    def __init__(self, make: Callable[[], Shard]) -> None:
-        self._make = make
-        self._made: dict[int, Shard] = {}
-
-    def __getitem__(self, partition: int) -> Shard:
-        if partition not in self._made:
-            self._made[partition] = self._make()
-        return self._made[partition]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

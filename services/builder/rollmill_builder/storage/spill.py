@@ -58,9 +58,13 @@ class SpillFile:
         file.seek(offset)
         return file.read(size)
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Nothing is read any more."""
         if self._opened is not None:
             self._opened.close()
+
+    def __del__(self) -> None:
+        self.close()
 
     def _file(self) -> IO[bytes]:
         if self._opened is None:

@@ -35,7 +35,7 @@ async def batch(live: Log, plan: Plan, writer: Writer) -> None:
             for taken in part:
                 await _take(driver, trainer, taken)
             await _settle(driver, trainer, part[-1].at)
-    await driver.flush()
+    await driver.close()
 
 
 async def _take(driver: Driver, trainer: Trainer, taken: Taken) -> None:

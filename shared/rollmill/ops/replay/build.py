@@ -24,5 +24,5 @@ async def build(log: Log, plan: Plan, writer: Writer) -> Selection:
         for record in selection.take(received):
             await drivers[record.partition].feed(record)
     for driver in drivers.values():
-        await driver.flush()
+        await driver.close()
     return selection

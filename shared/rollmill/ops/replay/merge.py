@@ -72,7 +72,7 @@ async def _merge(log: Log, driver: Driver, *, ticks: bool) -> None:
         await driver.feed(record)
     if ticks:
         await _tick(driver, now)
-    await driver.flush()
+    await driver.close()
 
 
 async def _tick(driver: Driver, now: float) -> None:

@@ -37,9 +37,9 @@ def check_options(options: Mapping[str, Any], services: tuple[str, ...]) -> None
         raise InvalidInputError(f"no stage has the setting {', '.join(unknown)}")
 
 
-def stage_of(service: str, settings: ServiceSettings) -> Processor[Any]:
+def stage_of(service: str, settings: ServiceSettings) -> Processor[Any, Any]:
     """The one stage of a service. Raises ConfigurationError where its settings name no usable strategy."""
-    stage: Processor[Any] = _module(service, "app").build(settings).stages[0]
+    stage: Processor[Any, Any] = _module(service, "app").build(settings).stages[0]
     return stage
 
 

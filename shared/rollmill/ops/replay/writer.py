@@ -65,7 +65,7 @@ async def open_writer(settings: KafkaSettings) -> AsyncIterator[Writer]:
 class Driver:
     """One task of a stage: fed by hand, its outputs, changelog and position written as the engine would."""
 
-    stage: Processor[Any]
+    stage: Processor[Any, Any]
     number: int
     settings: ServiceSettings
     writer: Writer
@@ -88,9 +88,14 @@ class Driver:
     async def punctuate(self, now: float) -> list[tuple[ProducerRecord, int]]:
         """Let the stage look at the time; returns what it sent, with offsets."""
         await self.flush()
-        view = TaskContext(now, self.number, dict(self.positions), caught_up=True, keeps_up=True)
-        self._fold.punctuate(self._work, view)
+        context = TaskContext(now, self.number, dict(self.positions), caught_up=True, keeps_up=True)
+        self._fold.punctuate(self._work, context)
         return await self.flush()
+
+    async def close(self) -> None:
+        """Commit the rest; nothing is fed any more."""
+        await self.flush()
+        self._fold.close()
 
     async def flush(self) -> list[tuple[ProducerRecord, int]]:
         """Commit what was done since the last time."""

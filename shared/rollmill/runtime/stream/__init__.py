@@ -14,6 +14,17 @@ from rollmill.runtime.stream.processor import (
     StateUpdate,
     StateView,
     TaskContext,
+    TaskLocal,
 )
 
-__all__ = ["NOTHING", "InputRecord", "OutputRecord", "Outputs", "Processor", "StateUpdate", "StateView", "TaskContext"]
+__all__ = [
+    "NOTHING",
+    "InputRecord",
+    "OutputRecord",
+    "Outputs",
+    "Processor",
+    "StateUpdate",
+    "StateView",
+    "TaskContext",
+    "TaskLocal",
+]

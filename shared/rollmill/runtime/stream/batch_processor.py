@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rollmill.errors import FatalError, PoisonRecordError
 from rollmill.runtime.claim_check import largest_value
 from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.stream.dead_letters import DeadLetterBudget, dead_letter
-from rollmill.runtime.stream.processor import InputRecord, Outputs, Processor, TaskContext
+from rollmill.runtime.stream.processor import InputRecord, Outputs, Processor, TaskContext, TaskLocal
 from rollmill.runtime.stream.producer_records import changelog_producer_record, producer_record
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.runtime.stream.task_identity import TaskIdentity
@@ -48,17 +48,20 @@ class TransactionBatch:
 
 
 class BatchProcessor(Generic[V]):
-    """Applies a stage to a task's state. What it did since the last `commit` can be rolled back."""
+    """Applies a stage to a task's state. What it did since the last `settle` can be rolled back."""
 
-    def __init__(self, stage: Processor[V], identity: TaskIdentity, settings: ServiceSettings) -> None:
+    def __init__(self, stage: Processor[V, Any], identity: TaskIdentity, settings: ServiceSettings) -> None:
         self._stage, self._identity, self._settings = stage, identity, settings
-        self.state = TaskState[V](stage.apply)
+        self.local: TaskLocal = stage.task_local()
+        self.state = TaskState.of(stage, self.local)
         self.budget = self._fresh_budget(0.0)
         self._quarantined: dict[tuple[str, int], str] = {}
 
     async def restore(self, live: dict[bytes, bytes]) -> None:
         """Fold the live changelog records, which are used up; the event loop gets its turns (rule C5)."""
-        self.state = TaskState[V](self._stage.apply)
+        self.local.close()
+        self.local = self._stage.task_local()
+        self.state = TaskState.of(self._stage, self.local)
         now = asyncio.get_running_loop().time
         until = now() + YIELD_SECONDS
         for _ in self.state.restoring(live):
@@ -70,9 +73,17 @@ class BatchProcessor(Generic[V]):
         """Keep or undo what was done since the last commit; ``level`` is the dead-letter level then."""
         if committed:
             self.state.commit()
+            self.local.committed(self.state)
         else:
             self.state.rollback()
+            self.local.rolled_back(self.state)
         self.budget = self._fresh_budget(level)
+
+    def close(self) -> None:
+        self.local.close()
+
+    def gauges(self) -> Mapping[str, float]:
+        return self._stage.gauges(self.state, self.local)
 
     def quarantine(self, slot: str, offset: int, error: str) -> None:
         """Dead-letter this record when it comes again: alone in a transaction, its outputs were refused."""
@@ -94,9 +105,9 @@ class BatchProcessor(Generic[V]):
         work.positions[slot] = record.offset + 1
         work.inputs[record.topic.name] += 1
 
-    def punctuate(self, work: TransactionBatch, view: TaskContext) -> None:
+    def punctuate(self, work: TransactionBatch, context: TaskContext) -> None:
         """A tick's effects into ``work`` and state."""
-        effects = self._stage.punctuate(self.state, view)
+        effects = self._stage.punctuate(self.state, context, self.local)
         if any(not delta.replaces for delta in effects.updates):
             raise FatalError(f"{self._stage.name}: a tick has no input offset, so its deltas must replace")
         try:
@@ -109,7 +120,7 @@ class BatchProcessor(Generic[V]):
         if refused is not None:
             raise PoisonRecordError("outputs_refused", refused)
         try:
-            return self._stage.process(self.state, record)
+            return self._stage.process(self.state, record, self.local)
         except (PoisonRecordError, FatalError):
             raise
         except Exception as error:  # a bug meets one record: set it aside, the budget stops a bad deploy

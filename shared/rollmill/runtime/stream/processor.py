@@ -1,7 +1,8 @@
-"""What a stage is: a pure function "record and state in, records and state out". The engine owns the rest.
+"""The contract of a stage: a pure function "record and state in, records and state out". The engine owns the rest.
 
 A stage never mutates state, never reads a clock and never sends: it returns `Outputs`, and the engine applies
-and commits them in one Kafka transaction together with the input position.
+and commits them in one Kafka transaction together with the input position. What it wants to remember besides, in
+memory only, is in a `TaskLocal` that the engine hands to it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rollmill.codec import Headers, decode, read_manifest
 from rollmill.errors import PoisonRecordError
@@ -17,7 +18,7 @@ from rollmill.models import Manifest, Record
 from rollmill.topics import Topic
 
 V = TypeVar("V")
-R = TypeVar("R")
+L = TypeVar("L", bound="TaskLocal")
 
 
 @dataclass(frozen=True)
@@ -133,28 +134,62 @@ class TaskContext:
     """True: everything that was in the log a few seconds ago has been read."""
 
 
-class Processor(ABC, Generic[V]):
-    """One consuming service's logic. Pure: equal state and input give equal effects (rule E3)."""
+class TaskLocal:
+    """What a stage keeps in memory for one task, besides the task's state. This class keeps nothing.
+
+    What may be in it: caches of what state and records give, where values are stored (memory or a local file), timers'
+    notes of what they have seen and asked for, counters for log lines. All of it may be lost at any time, so it must
+    never decide what a stage puts out, except *when* a timer fires or how often its record is repeated. It is not in
+    the changelog.
+
+    Life: the engine makes one with `Processor.task_local` when it creates a task, and a fresh one before it restores
+    the state. `process`, `apply`, `punctuate` and `gauges` of that task get it, one call at a time, and may change it.
+    After a restore, and after each committed transaction, `committed` is called; after a transaction that failed, or
+    was broken off, `rolled_back`. Exactly one of the two follows what a transaction applied, and may follow nothing.
+    While it is in doubt whether a transaction was committed, neither is called, nor is the stage. `close` is the last
+    call. A crash calls nothing.
+    """
+
+    def committed(self, state: StateView[Any]) -> None:
+        """What was done since the last of these calls is durable; ``state`` has it."""
+
+    def rolled_back(self, state: StateView[Any]) -> None:
+        """What was done since the last of these calls never happened; ``state`` is without it again."""
+
+    def close(self) -> None:
+        """Release files and the like. Nothing is called any more."""
+
+
+class Processor(ABC, Generic[V, L]):
+    """One consuming service's logic; V: the values of its state, L: what it keeps in memory for one task.
+
+    Pure but for its `TaskLocal`: equal state and input give equal outputs (rule E3), whatever the local holds; neither
+    the state's values nor the object itself are changed by a call. One object serves all tasks of a process.
+    """
 
     name: str
     inputs: tuple[Topic, ...]
     state_topic: Topic
 
     @abstractmethod
-    def process(self, state: StateView[V], record: InputRecord) -> Outputs:
-        """Effects of one record. Raises PoisonRecordError to dead-letter it; nothing is applied then."""
+    def task_local(self) -> L:
+        """A new, empty one, for one task."""
 
     @abstractmethod
-    def apply(self, key: str, value: V | None, payload: bytes) -> V:
-        """The new value of a state key: ``value`` (None: absent) with one delta folded in.
+    def process(self, state: StateView[V], record: InputRecord, local: L, /) -> Outputs:
+        """Outputs of one record. Raises PoisonRecordError to dead-letter it; nothing is applied then."""
+
+    @abstractmethod
+    def apply(self, key: str, value: V | None, payload: bytes, local: L, /) -> V:
+        """The new value of a state key: ``value`` (None: absent) with one update's payload folded in.
 
         The same function serves live processing and restore. It must not change ``value``.
         """
 
-    def punctuate(self, state: StateView[V], view: TaskContext) -> Outputs:  # noqa: ARG002  # a stage without timers
-        """Effects of time passing. Timers only append records to the task's own input (rule E2)."""
+    def punctuate(self, _state: StateView[V], _context: TaskContext, _local: L, /) -> Outputs:
+        """Outputs of time passing. Timers only append records to the task's own input (rule E2)."""
         return NOTHING
 
-    def gauges(self, state: StateView[V]) -> Mapping[str, float]:  # noqa: ARG002  # a stage that shows nothing
-        """What the state shows of itself, by name of the gauge; asked every few seconds, so a pass over it is fine."""
+    def gauges(self, _state: StateView[V], _local: L, /) -> Mapping[str, float]:
+        """Values of the stage's gauges by name; called every few seconds, so a pass over the state is fine."""
         return {}

@@ -12,7 +12,7 @@ from rollmill.runtime.stream.task import Task, TaskTools
 from rollmill.runtime.stream.task_identity import own_tasks
 
 
-async def run_stages(stages: Iterable[Processor[Any]], tools: TaskTools, stop: asyncio.Event) -> None:
+async def run_stages(stages: Iterable[Processor[Any, Any]], tools: TaskTools, stop: asyncio.Event) -> None:
     """Run every task of ``stages`` that is this process's (rule T1), until ``stop``.
 
     Raises the FencedError or FatalError of the first task that cannot go on; the others drain first.

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Generic, TypeVar
 
 from rollmill.models import Manifest
-from rollmill.runtime.stream.processor import Outputs, StateView
+from rollmill.runtime.stream.processor import L, Outputs, Processor, StateView
 
 V = TypeVar("V")
 
@@ -58,6 +58,11 @@ class TaskState(StateView[V], Generic[V]):
         self._apply = apply
         self._deltas: dict[str, tuple[str, ...]] = {}
         self._undo: dict[str, tuple[V | None, tuple[str, ...]]] = {}
+
+    @classmethod
+    def of(cls, stage: Processor[V, L], local: L) -> TaskState[V]:
+        """Empty, folded by ``stage`` with one task's ``local``."""
+        return cls(lambda key, value, payload: stage.apply(key, value, payload, local))
 
     def stage(self, effects: Outputs, origin: str) -> list[ChangelogRecord]:
         """Apply ends, then deltas, and return what the changelog must hold for them."""

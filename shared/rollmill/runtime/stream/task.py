@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 from aiokafka import AIOKafkaProducer, ConsumerRecord, TopicPartition
@@ -64,7 +64,7 @@ class TaskTools:
 class Task(Generic[V]):
     """Runs one task until it is told to stop, fenced, or beyond help."""
 
-    def __init__(self, stage: Processor[V], identity: TaskIdentity, tools: TaskTools) -> None:
+    def __init__(self, stage: Processor[V, Any], identity: TaskIdentity, tools: TaskTools) -> None:
         self.stage, self.identity, self._tools = stage, identity, tools
         self.part = f"{identity.stage}.{identity.number}"
         self.fold = BatchProcessor(stage, identity, tools.settings)
@@ -103,6 +103,7 @@ class Task(Generic[V]):
         finally:
             self._tools.health.ready(self.part, ready=False)
             await self._close()
+            self.fold.close()
 
     # ---- owning --------------------------------------------------------------------------------------------------
 
@@ -139,13 +140,14 @@ class Task(Generic[V]):
 
     async def _restore_or_rollback(self, tail: ChangelogScan) -> None:
         """Restore at the first start; later find out whether the transaction in doubt was committed."""
+        committed = tail.position is not None or not self._restored
         if self._restored:
             self._refuse_claims(tail)
             self._resolve_in_doubt(tail.position)
         else:
             await self.fold.restore(tail.live)
             self._committed, self._restored = tail.position, True
-        self.fold.settle(self._level(), committed=tail.position is not None)
+        self.fold.settle(self._level(), committed=committed)
         self._attempted = None
         self._changelog_next = tail.next_offset
 
@@ -305,5 +307,5 @@ class Task(Generic[V]):
         self._tools.metrics.gauge("state_keys", len(self.fold.state), task=self.part)
         if time.monotonic() >= self._next_gauges:
             self._next_gauges = time.monotonic() + GAUGE_SECONDS
-            for name, value in self.stage.gauges(self.fold.state).items():
+            for name, value in self.fold.gauges().items():
                 self._tools.metrics.gauge(name, value, task=self.part)

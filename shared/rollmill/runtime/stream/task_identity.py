@@ -37,7 +37,7 @@ class TaskIdentity:
         return f"{partition.topic.removeprefix(self.prefix)}/{partition.partition}"
 
 
-def task_identity(stage: Processor[Any], number: int, settings: KafkaSettings) -> TaskIdentity:
+def task_identity(stage: Processor[Any, Any], number: int, settings: KafkaSettings) -> TaskIdentity:
     single = stage.state_topic.partitioning is Partitioning.SINGLE
     inputs = tuple(
         (topic, TopicPartition(topic.full_name(settings.prefix), partition))
@@ -48,7 +48,7 @@ def task_identity(stage: Processor[Any], number: int, settings: KafkaSettings) -
     return TaskIdentity(stage.name, number, settings.prefix, inputs, changelog)
 
 
-def own_tasks(stage: Processor[Any], settings: ServiceSettings) -> Sequence[TaskIdentity]:
+def own_tasks(stage: Processor[Any, Any], settings: ServiceSettings) -> Sequence[TaskIdentity]:
     """The tasks of this process: p mod n = k."""
     count = stage.state_topic.partitions(settings)
     return [

@@ -95,14 +95,14 @@ def resident(run: MemoryTask[BuilderState]) -> int:
 def bytes_of_a_session() -> int:
     run = task()
     feed(run, list(session("s7", 1.0)))
-    return int(memory(run).held)
+    return int(memory(run).used_bytes)
 
 
 def test_a_budget_for_fifty_sessions_lets_two_hundred_come_out() -> None:
     free, short = task(), task(memory_bytes=50 * bytes_of_a_session())
     for run in (free, short):
         feed(run, interleaved(200), ticks=50)
-    assert memory(short).held <= 50 * bytes_of_a_session()
+    assert memory(short).used_bytes <= 50 * bytes_of_a_session()
     assert memory(short).spills > 150
     assert resident(short) < 50 < resident(free) == 200
     for run in (free, short):
@@ -111,7 +111,7 @@ def test_a_budget_for_fifty_sessions_lets_two_hundred_come_out() -> None:
     assert len(short.of(BUILT)) == 200
     assert not short.of(COMPLETIONS)
     assert short.changelog == free.changelog
-    assert memory(short).held == 0
+    assert memory(short).used_bytes == 0
 
 
 def test_spilled_sessions_restore_from_the_changelog_alone() -> None:
@@ -194,18 +194,18 @@ def attempt(run: MemoryTask[BuilderState], event: Any) -> None:
 def test_a_closed_session_is_forgotten_once_that_is_committed() -> None:
     run = task()
     feed(run, interleaved(3))
-    held = memory(run).held
+    used = memory(run).used_bytes
     for committed in (False, True):
         attempt(run, SessionClosed(session_id="s0", at=5000.0))
-        assert memory(run).held == held
+        assert memory(run).used_bytes == used
         if committed:
             run.state.commit()
             run.local.committed(run.state)
         else:
             run.state.rollback()
             run.local.rolled_back(run.state)
-            assert memory(run).held == held
-    assert memory(run).held < held
+            assert memory(run).used_bytes == used
+    assert memory(run).used_bytes < used
 
 
 @pytest.mark.parametrize("limit", [1 << 40, 100_000])
@@ -221,12 +221,12 @@ def test_a_rollback_restores_the_book(limit: int) -> None:
     run.state.rollback()
     run.local.rolled_back(run.state)
     assert memory(run)._sizes.keys() == book.keys()
-    assert memory(run).held == sum(memory(run)._sizes.values())
+    assert memory(run).used_bytes == sum(memory(run)._sizes.values())
     if limit > sum(book.values()):
         assert memory(run)._sizes == book
     run.punctuate(10_000.0)
     feed(run, closings(5))
-    assert memory(run).held == 0
+    assert memory(run).used_bytes == 0
 
 
 def test_each_task_has_a_timer_and_a_budget_of_its_own() -> None:
@@ -248,4 +248,4 @@ def test_many_sessions_are_looked_at_more_seldom() -> None:
     timer = ExpiryTimer(every=1.0)
     sessions = [OpenSession(f"s{number}", 1) for number in range(2 * MANY_SESSIONS)]
     assert list(timer.due(sessions, 100.0, ())) == []
-    assert [timer.rests(100.0 + seconds) for seconds in (1.0, 2.5, 3.0)] == [True, True, False]
+    assert [timer.too_early(100.0 + seconds) for seconds in (1.0, 2.5, 3.0)] == [True, True, False]

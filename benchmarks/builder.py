@@ -103,7 +103,7 @@ def field(calls: Sequence[CompletionRecord]) -> list[ListTrace]:
 def ours(calls: Sequence[CompletionRecord]) -> Any:
     """Intake of each call, then the close."""
     log = CallLog.of(calls)
-    return PrefixMergingBuilder().build_calls(ClosedSession(CompletionSession(session_id="s"), log))
+    return PrefixMergingBuilder().build_closed(ClosedSession(CompletionSession(session_id="s"), log))
 
 
 def _decoded(calls: list[CompletionRecord]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """`make bench-builder-memory`: what an open session costs a builder process, all in.
 
-Sessions are opened and called through the stage and the engine's own state, with restorable deltas, all of them open at
-once and their calls interleaved, as an agents' fleet does it. Each number of sessions has a process of its own; what
-counts is its resident memory. The slope between the smallest and the largest number is the cost of one session; 100,000
+Sessions are opened and called through the stage and the engine's own state, with restorable updates, all of them open
+at once and their calls interleaved, as a fleet of agents does it. Each number of sessions has a process of its own; its
+resident memory is measured. The slope between the smallest and the largest number is the cost of one session; 100,000
 of them have to fit into 12 GiB.
 """
 
@@ -64,7 +64,7 @@ class Fleet:
         self._local.committed(self._state)
 
     def _call(self, number: int, turn: int) -> CompletionRecord:
-        """A turn of a session; its tokens and text are its own, and the same each time they are asked for."""
+        """A turn of a session; its tokens and text differ from other sessions', and are the same in each call."""
         random = np.random.default_rng((number, 7))
         share, sampled = TOKENS // TURNS, int(TOKENS // TURNS * SAMPLED)
         ids = random.integers(10, 150_000, TOKENS, dtype=np.int32)
@@ -84,11 +84,11 @@ class Fleet:
 
     def _messages(self, number: int, turn: int, share: int, sampled: int) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
-        for place in range(turn + 1):
-            text = self._text(number, place, "user", share - sampled)
+        for earlier in range(turn + 1):
+            text = self._text(number, earlier, "user", share - sampled)
             messages.append({"role": "user", "content": text})
-            if place < turn:
-                messages.append({"role": "assistant", "content": self._text(number, place, "reply", sampled)})
+            if earlier < turn:
+                messages.append({"role": "assistant", "content": self._text(number, earlier, "reply", sampled)})
         return messages
 
     @staticmethod

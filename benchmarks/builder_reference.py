@@ -1,8 +1,8 @@
-"""The builder that the field runs today, written from its published description: lists of ints, compared whole.
+"""The builder that the field runs today, written from its published description: lists of ints, compared in full.
 
 Each record becomes a trace of its own first, a validated model of lists. Traces are grouped by comparing each prompt
 with the last prompt of every chain, and each group is merged by comparing the prompts once more. Nothing here is slower
-than the description asks for: records are read once, lists are compared by slices, and no text is copied.
+than the description requires: records are read once, lists are compared by slices, and no text is copied.
 """
 
 from __future__ import annotations

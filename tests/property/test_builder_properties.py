@@ -25,8 +25,9 @@ from rollmill.testing.simulation import END, HABITS, World, decode, some_world, 
 from rollmill.testing.simulation.strategies import tries, worlds
 from rollmill_builder.merging.per_request import PerRequestBuilder
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
-from rollmill_builder.merging.sampled_calls import captured_units, refusal, untrained_reason
-from rollmill_builder.sessions.token_accounting import settle
+from rollmill_builder.merging.sampled_calls import exclusion_reason, untrained_reason
+from rollmill_builder.sessions.token_accounting import account_tokens
+from rollmill_builder.storage.call_parts import captured_units
 
 Name = tuple[str, int]
 """A reply: completion id and choice."""
@@ -84,7 +85,7 @@ class Case:
             (record.completion_id, item.index)
             for record in self.world.records
             for item in record.choices
-            if refusal(record, item) is None and untrained_reason(item) is None
+            if exclusion_reason(record, item) is None and untrained_reason(item) is None
         }
 
     @cached_property
@@ -123,10 +124,10 @@ def b_masked_runs_are_exactly_the_raw_replies_in_order(case: Case) -> None:
 
 
 def d_what_stands_before_a_reply_decodes_to_the_prompt_it_was_served(case: Case) -> None:
-    # Without a tokenizer nothing shows that a template writes another text than the messages say.
+    # Without a tokenizer nothing shows that a template writes another text than the messages hold.
     deceived = not case.world.template.faithful and "tokenizer" not in case.config
     for trace in case.built.traces:
-        # Merged scaffolds stay in the trace though the next prompt did not hold them: that is what was asked for.
+        # Merged scaffolds stay in the trace though the next prompt did not hold them: the configuration asks for it.
         excused = deceived or trace.metadata.get("scaffolds")
         dropped = case.world.served[trace.turns[0].completion_id][: trace.metadata.get("context_dropped", 0)]
         exact = True
@@ -154,7 +155,7 @@ def no_trace_is_longer_than_configured(case: Case) -> None:
 
 
 def a_call_that_goes_on_from_a_changed_reply_is_no_fork(case: Case) -> None:
-    """A fork goes on from the last call whose prompt its own begins with."""
+    """A fork goes on from the last call with a prompt that its own begins with."""
     if {"on_scaffold", "max_trace_tokens"} & set(case.config):
         return  # merged prompts do not begin alike, and calls that a limit left out are not in view
     for trace in case.built.traces:
@@ -186,7 +187,7 @@ def every_captured_token_is_trained_or_excluded_exactly_once(case: Case) -> None
     assert seen == Counter(
         (unit.completion_id, unit.choice, t) for unit in captured for t in range(unit.start, unit.stop)
     )
-    assert settle(session_of(*case.world.records), case.built) == case.built
+    assert account_tokens(session_of(*case.world.records), case.built) == case.built
 
 
 def versions_are_the_records_own_at_every_token(case: Case) -> None:
@@ -218,12 +219,12 @@ def branches_have_names_and_parents_that_exist(case: Case) -> None:
     branches = [trace.metadata["branch"] for trace in case.built.traces]
     assert len(set(branches)) == len(branches)
     assert [trace.metadata["break_reason"] for trace in case.built.traces].count(None) <= 1
-    home = {name_of(turn): trace.metadata["branch"] for trace, turn in case.turns}
+    branch_of_reply = {name_of(turn): trace.metadata["branch"] for trace, turn in case.turns}
     for trace in case.built.traces:
         if trace.metadata["parent"] is not None:
             parent = trace.metadata["parent"], trace.metadata["parent_choice"]
-            assert home.get(parent) == trace.metadata["parent_branch"]
-            assert parent in home or case.excluded[parent]
+            assert branch_of_reply.get(parent) == trace.metadata["parent_branch"]
+            assert parent in branch_of_reply or case.excluded[parent]
 
 
 PROPERTIES = (
@@ -244,7 +245,7 @@ PROPERTIES = (
 @SESSIONS
 @given(cases)
 def test_properties_of_every_session(case: Case) -> None:
-    """One session is generated for all properties; (c) has more than one, and stands below."""
+    """One session is generated for all properties; (c) has more than one, and is checked below."""
     for holds in PROPERTIES:
         holds(case)
 
@@ -324,7 +325,7 @@ def many() -> list[Trajectory]:
 
 
 def test_the_worlds_have_every_break_and_every_exclusion(many: list[Trajectory]) -> None:
-    """The other properties say little of what their worlds do not have."""
+    """The other properties check little where their worlds lack a case."""
     breaks = {trace.metadata["break_reason"] for built in many for trace in built.traces}
     assert breaks >= REASONS
     assert {item.reason for built in many for item in built.excluded} >= EXCLUSIONS

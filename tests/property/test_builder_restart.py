@@ -20,8 +20,8 @@ from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.simulation import END, Post, deliver
 from rollmill.testing.simulation.strategies import tries, worlds
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
-from rollmill_builder.merging.sampled_calls import captured_units
 from rollmill_builder.stage import BuilderStage, BuilderState
+from rollmill_builder.storage.call_parts import captured_units
 
 SPECS = [
     StrategySpec(strategy="prefix_merging"),
@@ -53,15 +53,16 @@ def feed(run: Task, events: Iterable[Any]) -> None:
 
 def sent(run: Task) -> list[tuple[str, bytes | None]]:
     return [
-        (emit.topic.name, encode(emit.value) if isinstance(emit.value, Record) else emit.value) for emit in run.emitted
+        (output.topic.name, encode(output.value) if isinstance(output.value, Record) else output.value)
+        for output in run.emitted
     ]
 
 
 def trajectories(run: Task) -> list[Trajectory]:
     found = []
-    for emit in run.of(BUILT):
-        assert isinstance(emit.value, bytes)
-        found.append(decode(Trajectory, emit.value, emit.headers))
+    for output in run.of(BUILT):
+        assert isinstance(output.value, bytes)
+        found.append(decode(Trajectory, output.value, output.headers))
     return found
 
 
@@ -75,8 +76,8 @@ def captured(records: Sequence[CompletionRecord]) -> Tokens:
 
 def outcomes(run: Task, session: str, disposition: Disposition, *, late: bool = False) -> Tokens:
     found: Tokens = Counter()
-    for emit in run.of(OUTCOMES):
-        item: Any = emit.value
+    for output in run.of(OUTCOMES):
+        item: Any = output.value
         if item.session_id == session and item.disposition is disposition and (item.reason == "late") == late:
             found += tokens(item.units)
     return found

@@ -1,4 +1,4 @@
-"""Buffers, tries and lines say the same as plain bytes do, whatever is put into them and in whatever pieces."""
+"""Buffers, tries and sequence stores read like plain bytes, whatever is stored in them and in whatever pieces."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill_builder.storage.buffer import Buffer
-from rollmill_builder.storage.sequences import SequenceStore
-from rollmill_builder.storage.trie import Trie
+from rollmill_builder.storage.sequence_store import SequenceStore
+from rollmill_builder.storage.trie import Buffer, Trie
 
 MANY = settings(max_examples=300, deadline=None)
 
@@ -33,10 +32,10 @@ def test_a_buffer_reads_and_compares_like_bytes(parts: list[bytes], data: st.Dat
     at = data.draw(st.integers(0, len(other)))
     if at < len(other) and data.draw(st.booleans()):
         other[at] ^= 0xFF
-    assert buffer.common(start, memoryview(other), 1) == common(whole[start:], bytes(other))
+    assert buffer.common_prefix(start, memoryview(other), 1) == common_prefix(whole[start:], bytes(other))
 
 
-def common(left: bytes, right: bytes) -> int:
+def common_prefix(left: bytes, right: bytes) -> int:
     count = min(len(left), len(right))
     return next((at for at in range(count) if left[at] != right[at]), count)
 
@@ -45,15 +44,15 @@ def common(left: bytes, right: bytes) -> int:
 @given(st.lists(tokens, max_size=12))
 def test_a_trie_holds_what_was_put_into_it_and_finds_the_longest_prefix(sequences: list[bytes]) -> None:
     trie = Trie(4)
-    places = [trie.insert(sequence) for sequence in sequences]
-    assert [trie.read(place) for place in places] == sequences
-    assert [trie.insert(sequence) for sequence in sequences] == places
-    for sequence, place in zip(sequences, places, strict=True):
-        for other, elsewhere in zip(sequences, places, strict=True):
-            assert trie.is_prefix(place, elsewhere) == other.startswith(sequence)
-            assert (place == elsewhere) == (sequence == other)
+    positions = [trie.insert(sequence) for sequence in sequences]
+    assert [trie.read(position) for position in positions] == sequences
+    assert [trie.insert(sequence) for sequence in sequences] == positions
+    for sequence, position in zip(sequences, positions, strict=True):
+        for other, other_position in zip(sequences, positions, strict=True):
+            assert trie.is_prefix(position, other_position) == other.startswith(sequence)
+            assert (position == other_position) == (sequence == other)
     again = Trie.load(4, trie.dump())
-    assert [again.insert(sequence) for sequence in sequences] == places
+    assert [again.insert(sequence) for sequence in sequences] == positions
 
 
 @MANY
@@ -62,9 +61,9 @@ def test_what_a_trie_finds_is_as_long_as_can_be(sequences: list[bytes], content:
     trie = Trie(4)
     for sequence in sequences:
         trie.insert(sequence)
-    longest = max((common(sequence, content) // 4 * 4 for sequence in sequences), default=0)
-    place = trie.find(content)
-    assert (place.end, trie.read(place)) == (longest, content[:longest])
+    longest = max((common_prefix(sequence, content) // 4 * 4 for sequence in sequences), default=0)
+    position = trie.find(content)
+    assert (position.end, trie.read(position)) == (longest, content[:longest])
 
 
 calls = st.lists(st.tuples(st.none() | tokens, st.lists(st.none() | tokens, max_size=3)), max_size=8)
@@ -72,14 +71,14 @@ calls = st.lists(st.tuples(st.none() | tokens, st.lists(st.none() | tokens, max_
 
 @MANY
 @given(calls)
-def test_lines_that_are_shared_are_the_lines_that_were_given(given_calls: list[Any]) -> None:
-    lines, plain = SequenceStore(4), SequenceStore(4)
+def test_shared_sequences_are_read_back_as_they_were_given(given_calls: list[Any]) -> None:
+    store, plain = SequenceStore(4), SequenceStore(4)
     for head, tails in given_calls:
-        lines.add(None if head is None else lines.share(head), tails)
+        store.add(None if head is None else store.share(head), tails)
         plain.add(head, tails)
     for number, (head, tails) in enumerate(given_calls):
-        place = lines.head(number)
-        assert (None if place is None else lines.trie.read(place)) == head
-        found = [None if end is None else lines.trie.read(end, len(head or b"")) for end in lines.tails(number)]
+        position = store.head(number)
+        assert (None if position is None else store.trie.read(position)) == head
+        found = [None if end is None else store.trie.read(end, len(head or b"")) for end in store.tails(number)]
         assert found == tails
-    assert lines.dump() == plain.dump() == SequenceStore.load(4, lines.dump()).dump()
+    assert store.dump() == plain.dump() == SequenceStore.load(4, store.dump()).dump()

@@ -201,9 +201,9 @@ def test_changed_tools_lose_no_token_of_the_parent() -> None:
 @pytest.mark.parametrize("as_text", [True, False])
 def test_b098_arguments_of_tools_keep_their_own_keys_and_get_no_others(content_type: str, *, as_text: bool) -> None:
     given = [{"x": 1}, {"y": 2}, {}]
-    told = [orjson.dumps(one).decode() if as_text else one for one in given]
-    calls = [{"type": "function", "function": {"name": "f", "arguments": one}} for one in told]
+    written = [orjson.dumps(one).decode() if as_text else one for one in given]
+    calls = [{"type": "function", "function": {"name": "f", "arguments": one}} for one in written]
     trajectory = built(completion("c1", P, [21, 901], at=1.0, messages=[*ASK, assistant("", tool_calls=calls)]))
     (trace,) = decode(Trajectory, encode(trajectory, content_type)).traces
     read = orjson.loads(trace.prompt_messages)[-1]["tool_calls"]
-    assert [call["function"]["arguments"] for call in read] == told
+    assert [call["function"]["arguments"] for call in read] == written

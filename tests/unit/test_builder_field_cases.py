@@ -1,4 +1,4 @@
-"""What went wrong in the field with prefixes, templates, masks and sub-agents, as inputs and right outputs.
+"""What goes wrong in the field with prefixes, templates, masks and sub-agents, as inputs and right outputs.
 
 900 turn start, 901 turn end, 902 newline, 903 user, 904 assistant, 905 tool, 910/911 think.
 """
@@ -32,7 +32,7 @@ def reasons(trajectory: Trajectory) -> list[str | None]:
 
 
 def two_turns(reply: list[int], history: list[int], *, message: Any, copy: Any, **more: Any) -> Trajectory:
-    """A call, and a next one whose prompt holds ``history`` where the reply should be."""
+    """A call, and a next one with a prompt that holds ``history`` where the reply should be."""
     first = completion("c1", P, choice(reply, message=message, **more), at=1.0, messages=ASK)
     second = completion("c2", [*P, *history], [22, 901], at=2.0, messages=[*ASK, copy, user("2?")], text="b")
     return built(first, second)

@@ -101,9 +101,9 @@ def feed(run: MemoryTask[BuilderState], *events: Any) -> None:
 
 
 def trajectory(run: MemoryTask[BuilderState]) -> Trajectory:
-    (emit,) = run.of(BUILT)
-    assert isinstance(emit.value, bytes)
-    found: Trajectory = decode(Trajectory, emit.value, emit.headers)
+    (output,) = run.of(BUILT)
+    assert isinstance(output.value, bytes)
+    found: Trajectory = decode(Trajectory, output.value, output.headers)
     return found
 
 

@@ -11,7 +11,7 @@ from rollmill.testing.samples.sessions import completion, session_of
 from rollmill_builder.merging.per_request import PerRequestBuilder
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 from rollmill_builder.sessions.outputs import close_counts
-from rollmill_builder.sessions.token_accounting import settle
+from rollmill_builder.sessions.token_accounting import account_tokens
 
 COUNT = 5
 
@@ -28,7 +28,7 @@ def turns(count: int = COUNT, **more: Any) -> list[CompletionRecord]:
 
 def built(records: list[CompletionRecord], **config: Any) -> Trajectory:
     trajectory = PrefixMergingBuilder(**config).build(session_of(*records))
-    assert settle(session_of(*records), trajectory) == trajectory
+    assert account_tokens(session_of(*records), trajectory) == trajectory
     most = config["max_trace_tokens"]
     assert all(len(trace.prompt_ids) + len(trace.response_ids) <= most for trace in trajectory.traces)
     return trajectory

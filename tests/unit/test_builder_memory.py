@@ -64,10 +64,10 @@ def interleaved(count: int) -> list[Any]:
 
 
 def feed(run: MemoryTask[BuilderState], events: list[Any], ticks: int = 0) -> None:
-    for place, event in enumerate(events):
+    for number, event in enumerate(events):
         run.feed(COMPLETIONS, event, key=event.session_id)
-        if ticks and place % ticks == 0:
-            run.punctuate(2000.0 + place)
+        if ticks and number % ticks == 0:
+            run.punctuate(2000.0 + number)
 
 
 def closings(count: int) -> list[Any]:
@@ -75,8 +75,11 @@ def closings(count: int) -> list[Any]:
 
 
 def sent(run: MemoryTask[BuilderState]) -> list[tuple[str, bytes | None]]:
-    emits = (emit for emit in run.emitted if emit.topic is not COMPLETIONS)
-    return [(emit.topic.name, encode(emit.value) if isinstance(emit.value, Record) else emit.value) for emit in emits]
+    outputs = (output for output in run.emitted if output.topic is not COMPLETIONS)
+    return [
+        (output.topic.name, encode(output.value) if isinstance(output.value, Record) else output.value)
+        for output in outputs
+    ]
 
 
 def memory(run: MemoryTask[BuilderState]) -> Any:
@@ -84,22 +87,22 @@ def memory(run: MemoryTask[BuilderState]) -> Any:
 
 
 def resident(run: MemoryTask[BuilderState]) -> int:
-    """Sessions whose calls are in memory."""
+    """Sessions with their calls in memory."""
     sessions = [value for _, value in run.state.items() if isinstance(value, OpenSession)]
-    return sum(not item.calls.newest().spilled for item in sessions)
+    return sum(not item.calls.own_store().spilled for item in sessions)
 
 
 def bytes_of_a_session() -> int:
     run = task()
     feed(run, list(session("s7", 1.0)))
-    return int(memory(run).held)
+    return int(memory(run).used_bytes)
 
 
 def test_a_budget_for_fifty_sessions_lets_two_hundred_come_out() -> None:
     free, short = task(), task(memory_bytes=50 * bytes_of_a_session())
     for run in (free, short):
         feed(run, interleaved(200), ticks=50)
-    assert memory(short).held <= 50 * bytes_of_a_session()
+    assert memory(short).used_bytes <= 50 * bytes_of_a_session()
     assert memory(short).spills > 150
     assert resident(short) < 50 < resident(free) == 200
     for run in (free, short):
@@ -108,7 +111,7 @@ def test_a_budget_for_fifty_sessions_lets_two_hundred_come_out() -> None:
     assert len(short.of(BUILT)) == 200
     assert not short.of(COMPLETIONS)
     assert short.changelog == free.changelog
-    assert memory(short).held == 0
+    assert memory(short).used_bytes == 0
 
 
 def test_spilled_sessions_restore_from_the_changelog_alone() -> None:
@@ -121,16 +124,16 @@ def test_without_a_file_the_longest_idle_session_ends() -> None:
     run = task(memory_bytes=50 * bytes_of_a_session(), spill_bytes=0)
     feed(run, interleaved(60))
     run.punctuate(3000.0)
-    words: list[Any] = [emit.value for emit in run.of(COMPLETIONS)]
-    assert {word.reason for word in words} == {"memory_budget"}
+    expiries: list[Any] = [output.value for output in run.of(COMPLETIONS)]
+    assert {expiry.reason for expiry in expiries} == {"memory_budget"}
     idle = sorted((value for _, value in run.state.items() if isinstance(value, OpenSession)), key=lambda s: s.last_at)
-    assert [word.session_id for word in words] == [item.session_id for item in idle[: len(words)]]
-    assert 9 <= len(words) <= 12
+    assert [expiry.session_id for expiry in expiries] == [item.session_id for item in idle[: len(expiries)]]
+    assert 9 <= len(expiries) <= 12
     run.punctuate(3001.5)
-    assert len(run.of(COMPLETIONS)) == len(words)
-    feed(run, words)
+    assert len(run.of(COMPLETIONS)) == len(expiries)
+    feed(run, expiries)
     run.punctuate(3003.0)
-    assert len(run.of(COMPLETIONS)) == len(words)
+    assert len(run.of(COMPLETIONS)) == len(expiries)
     feed(run, closings(60))
     assert len(run.of(BUILT)) == 60
     assert run.counts["tokens_captured"] == run.counts["tokens_in_traces"] == 60 * TURNS * 1501
@@ -167,17 +170,17 @@ def test_stretches_come_in_few_sizes() -> None:
 
 def test_pages_are_used_again_and_the_file_shrinks_when_it_is_empty(tmp_path: Path) -> None:
     file = SpillFile(tmp_path, 4 * PAGE)
-    first, second = file.put(b"a" * 5000), file.put(b"b")
+    first, second = file.write(b"a" * 5000), file.write(b"b")
     assert first is not None
     assert second is not None
     assert (first.read(), second.read()) == (b"a" * 5000, b"b")
-    assert file.put(b"c" * 2 * PAGE) is None
+    assert file.write(b"c" * 2 * PAGE) is None
     del first
-    third = file.put(b"d" * 2 * PAGE)
+    third = file.write(b"d" * 2 * PAGE)
     assert third is not None
     assert (third.offset, third.read(), second.read()) == (0, b"d" * 2 * PAGE, b"b")
     del second, third
-    assert file.held == 0
+    assert file.used_bytes == 0
     assert file._file().seek(0, 2) == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -191,18 +194,18 @@ def attempt(run: MemoryTask[BuilderState], event: Any) -> None:
 def test_a_closed_session_is_forgotten_once_that_is_committed() -> None:
     run = task()
     feed(run, interleaved(3))
-    held = memory(run).held
+    used = memory(run).used_bytes
     for committed in (False, True):
         attempt(run, SessionClosed(session_id="s0", at=5000.0))
-        assert memory(run).held == held
+        assert memory(run).used_bytes == used
         if committed:
             run.state.commit()
             run.local.committed(run.state)
         else:
             run.state.rollback()
             run.local.rolled_back(run.state)
-            assert memory(run).held == held
-    assert memory(run).held < held
+            assert memory(run).used_bytes == used
+    assert memory(run).used_bytes < used
 
 
 @pytest.mark.parametrize("limit", [1 << 40, 100_000])
@@ -218,12 +221,12 @@ def test_a_rollback_restores_the_book(limit: int) -> None:
     run.state.rollback()
     run.local.rolled_back(run.state)
     assert memory(run)._sizes.keys() == book.keys()
-    assert memory(run).held == sum(memory(run)._sizes.values())
+    assert memory(run).used_bytes == sum(memory(run)._sizes.values())
     if limit > sum(book.values()):
         assert memory(run)._sizes == book
     run.punctuate(10_000.0)
     feed(run, closings(5))
-    assert memory(run).held == 0
+    assert memory(run).used_bytes == 0
 
 
 def test_each_task_has_a_timer_and_a_budget_of_its_own() -> None:
@@ -235,14 +238,14 @@ def test_each_task_has_a_timer_and_a_budget_of_its_own() -> None:
     for now in (1010.0, 1030.0):
         for run in tasks:
             run.punctuate(now)
-    expired: dict[int, list[Any]] = {run.partition: [emit.value for emit in run.of(COMPLETIONS)] for run in tasks}
-    assert {partition: [word.session_id for word in words] for partition, words in expired.items() if words} == {
-        partition: [name] for partition, name in names.items()
-    }
+    expired: dict[int, list[Any]] = {run.partition: [output.value for output in run.of(COMPLETIONS)] for run in tasks}
+    assert {
+        partition: [expiry.session_id for expiry in expiries] for partition, expiries in expired.items() if expiries
+    } == {partition: [name] for partition, name in names.items()}
 
 
 def test_many_sessions_are_looked_at_more_seldom() -> None:
     timer = ExpiryTimer(every=1.0)
     sessions = [OpenSession(f"s{number}", 1) for number in range(2 * MANY_SESSIONS)]
     assert list(timer.due(sessions, 100.0, ())) == []
-    assert [timer.rests(100.0 + seconds) for seconds in (1.0, 2.5, 3.0)] == [True, True, False]
+    assert [timer.too_early(100.0 + seconds) for seconds in (1.0, 2.5, 3.0)] == [True, True, False]

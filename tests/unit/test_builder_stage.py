@@ -47,7 +47,7 @@ class Raising(BaseTrajectoryBuilder):
 
 
 class Forgetful(BaseTrajectoryBuilder):
-    """Trains the first call only and says nothing of the others."""
+    """Trains the first call only and leaves the others out."""
 
     def build(self, session: CompletionSession) -> Trajectory:
         return trajectory_of(session, [trace_of(session.completions[0])])
@@ -129,11 +129,13 @@ def closed(**more: Any) -> SessionClosed:
 
 
 def trajectories(run: MemoryTask[BuilderState]) -> list[Trajectory]:
-    return [decode(Trajectory, emit.value, emit.headers) for emit in run.of(BUILT) if isinstance(emit.value, bytes)]
+    return [
+        decode(Trajectory, output.value, output.headers) for output in run.of(BUILT) if isinstance(output.value, bytes)
+    ]
 
 
 def outcomes(run: MemoryTask[BuilderState]) -> list[tuple[Disposition, str | None, int]]:
-    found = [emit.value for emit in run.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
+    found = [output.value for output in run.of(OUTCOMES) if isinstance(output.value, TokenDisposition)]
     return [(item.disposition, item.reason, item.tokens) for item in found]
 
 
@@ -159,9 +161,9 @@ def test_a_session_becomes_one_trajectory() -> None:
 def test_the_trajectory_carries_its_manifest_and_content_type() -> None:
     run = task()
     feed(run, opened(), call(), second(), closed())
-    (emit,) = run.of(BUILT)
-    assert header(emit.headers, "content-type") == b"application/msgpack"
-    manifest = read_manifest(emit.headers)
+    (output,) = run.of(BUILT)
+    assert header(output.headers, "content-type") == b"application/msgpack"
+    manifest = read_manifest(output.headers)
     assert manifest == trajectories(run)[0].manifest
     assert manifest is not None
     assert manifest.tokens == 4
@@ -281,20 +283,20 @@ def test_what_is_not_trained_is_excluded_at_the_close() -> None:
 
 
 @pytest.mark.parametrize(
-    ("builder", "words"),
+    ("builder", "message"),
     [
         ("raising", "RuntimeError: no idea at <object object at 0x>, 2 calls"),
-        ("greedy", "completion c1 choice 0: token 0 is claimed by trace 0 and by trace 1"),
-        ("contradicting", "completion c1 choice 0: token 1 is claimed by trace 0 and by excluded(mine)"),
+        ("greedy", "completion c1 choice 0: token 0 is accounted for twice, by trace 0 and by trace 1"),
+        ("contradicting", "completion c1 choice 0: token 1 is accounted for twice, by trace 0 and by excluded(mine)"),
     ],
 )
-def test_a_failing_builder_never_loses_a_session(builder: str, words: str) -> None:
+def test_a_failing_builder_never_loses_a_session(builder: str, message: str) -> None:
     run = task()
     feed(run, opened(builder), call(), second(), closed())
     (trajectory,) = trajectories(run)
     assert trajectory.status == TrajectoryStatus.ERROR
     assert trajectory.error is not None
-    assert words in trajectory.error
+    assert message in trajectory.error
     assert outcomes(run)[2:] == [(Disposition.EXCLUDED, "builder_error", 4)]
 
 
@@ -318,7 +320,7 @@ def test_an_over_large_trajectory_gives_up_its_traces_not_the_session() -> None:
 
 
 def expiries(run: MemoryTask[BuilderState]) -> list[SessionExpired]:
-    return [emit.value for emit in run.of(COMPLETIONS) if isinstance(emit.value, SessionExpired)]
+    return [output.value for output in run.of(COMPLETIONS) if isinstance(output.value, SessionExpired)]
 
 
 def test_an_idle_session_is_asked_to_expire_once_and_ends_when_that_is_read() -> None:
@@ -328,11 +330,11 @@ def test_an_idle_session_is_asked_to_expire_once_and_ends_when_that_is_read() ->
     assert expiries(run) == []
     run.punctuate(1030.0)
     run.punctuate(1031.5)
-    (word,) = expiries(run)
-    assert (word.reason, word.seen) == ("idle", 1)
-    assert [emit.partition for emit in run.of(COMPLETIONS)] == [HOME]
+    (expiry,) = expiries(run)
+    assert (expiry.reason, expiry.seen) == ("idle", 1)
+    assert [output.partition for output in run.of(COMPLETIONS)] == [HOME]
     assert not run.of(BUILT)
-    feed(run, word, word)
+    feed(run, expiry, expiry)
     (trajectory,) = trajectories(run)
     assert (trajectory.status, trajectory.error) == (TrajectoryStatus.TIMEOUT, "session expired: idle")
     assert (trajectory.closed_at, len(trajectory.traces)) == (1030.0, 1)
@@ -355,7 +357,7 @@ def test_the_deadline_counts_from_opening() -> None:
         run.punctuate(now)
     assert expiries(run) == []
     run.punctuate(1060.0)
-    assert [word.reason for word in expiries(run)] == ["deadline"]
+    assert [expiry.reason for expiry in expiries(run)] == ["deadline"]
 
 
 def test_replayed_sessions_count_from_when_they_were_seen() -> None:
@@ -368,7 +370,7 @@ def test_replayed_sessions_count_from_when_they_were_seen() -> None:
     assert expiries(run) == []
     run.punctuate(90_039.0)
     run.punctuate(90_060.0)
-    assert [word.reason for word in expiries(run)] == ["idle"]
+    assert [expiry.reason for expiry in expiries(run)] == ["idle"]
 
 
 def test_a_lost_word_of_a_timer_is_said_again() -> None:
@@ -392,7 +394,7 @@ def test_sessions_without_event_times_expire_by_when_they_were_noticed() -> None
     run.punctuate(5000.0)
     assert expiries(run) == []
     run.punctuate(5000.0 + SessionSpec().idle_seconds)
-    assert [word.reason for word in expiries(run)] == ["idle"]
+    assert [expiry.reason for expiry in expiries(run)] == ["idle"]
 
 
 def test_an_expiry_of_an_unknown_session_is_ignored() -> None:
@@ -421,8 +423,8 @@ def test_undo_gives_back_the_calls_of_the_last_commit() -> None:
     feed(run, opened(), call())
     before = run.state.get("s1:1")
     record = InputRecord(COMPLETIONS, HOME, 2, SESSION.encode(), encode(second()))
-    effects = run.stage.process(run.state, record, run.local)
-    run.state.stage(effects, "z")
+    outputs = run.stage.process(run.state, record, run.local)
+    run.state.stage(outputs, "z")
     run.state.rollback()
     run.local.rolled_back(run.state)
     assert run.state.get("s1:1") is before

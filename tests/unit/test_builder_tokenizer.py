@@ -74,7 +74,7 @@ def test_t9_by_the_tokenizer_alone(tokenizer: str) -> None:
 
 
 def test_the_tokenizer_counts_more_than_messages_that_are_unchanged(tokenizer: str) -> None:
-    """A template that writes something else than the message says."""
+    """A template that writes another text than the message holds."""
     second = c2([1, 2, 30, 9, 3], messages=[*ASK, assistant("ab"), user("on")])
     assert reasons(built(c1(messages=ASK, text="ab"), second)) == [None]
     assert reasons(built(c1(messages=ASK, text="ab"), second, tokenizer=tokenizer)) == [None, "reply_differs"]
@@ -96,7 +96,7 @@ def c1_message(message: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         ("/no/such/tokenizer.json", "no file"),
         ("no_such_module:decode", "cannot be imported"),
@@ -104,10 +104,10 @@ def c1_message(message: dict[str, Any]) -> bytes:
         ("os:name", "no callable"),
     ],
 )
-def test_a_tokenizer_that_is_not_there_is_refused_when_the_session_opens(source: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_tokenizer_that_is_not_there_is_refused_when_the_session_opens(source: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         decoder(source)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         PrefixMergingBuilder(tokenizer=source)
     assert "prefix_merging" in builder_registry().names
 

@@ -1,4 +1,4 @@
-"""The trie of calls: prefixes held once, references that a restore can follow, logs that can be rolled back."""
+"""The trie of calls: prefixes stored once, references that a restore can follow, logs that can be rolled back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import pytest
 from rollmill.codec import decode, encode
 from rollmill.models import CompletionRecord, PolicyVersion, dump_json
 from rollmill.testing.samples.sessions import assistant, choice, completion, user
-from rollmill_builder.merging.trie_index import TrieIndex
-from rollmill_builder.sessions.session_state import OpenSession
-from rollmill_builder.storage.call_parts import parts_of
-from rollmill_builder.storage.call_store import CallLog, Content
-from rollmill_builder.storage.changelog_records import CallDelta, read_delta
-from rollmill_builder.storage.digests import call_digest
-from rollmill_builder.storage.sequences import SequenceStore, Shared
+from rollmill_builder.merging.parent_search import TrieIndex
+from rollmill_builder.sessions.session_state import CallUpdate, OpenSession, read_update
+from rollmill_builder.storage.call_parts import call_digest, parts_of
+from rollmill_builder.storage.call_store import CallContent, CallLog
+from rollmill_builder.storage.sequence_store import SequenceStore, SharedPrefix
 from rollmill_builder.storage.trie import ROOT, Trie, TriePosition
 
 
@@ -27,15 +25,15 @@ def packed(*ids: int) -> bytes:
 
 def test_a_conversation_of_any_length_is_one_segment() -> None:
     trie = Trie(4)
-    places = [trie.insert(packed(*range(count))) for count in (2, 5, 9)]
-    assert [place.segment for place in places] == [0, 0, 0]
+    positions = [trie.insert(packed(*range(count))) for count in (2, 5, 9)]
+    assert [position.segment for position in positions] == [0, 0, 0]
     assert trie.size == len(packed(*range(9)))
-    assert [trie.read(place) for place in places] == [packed(*range(count)) for count in (2, 5, 9)]
-    assert trie.is_prefix(places[0], places[2])
-    assert not trie.is_prefix(places[2], places[0])
+    assert [trie.read(position) for position in positions] == [packed(*range(count)) for count in (2, 5, 9)]
+    assert trie.is_prefix(positions[0], positions[2])
+    assert not trie.is_prefix(positions[2], positions[0])
 
 
-def test_equal_contents_have_one_place_and_others_fork() -> None:
+def test_equal_contents_have_one_position_and_others_fork() -> None:
     trie = Trie(4)
     first, fork = trie.insert(packed(1, 2, 3, 4)), trie.insert(packed(1, 2, 9))
     assert trie.insert(packed(1, 2, 9)) == fork
@@ -64,51 +62,51 @@ def test_what_differs_late_is_found_where_it_differs() -> None:
 
 def test_a_dump_is_the_same_trie() -> None:
     trie = Trie(4)
-    places = [trie.insert(packed(*ids)) for ids in ((1, 2, 3), (1, 5), (1, 5, 6), (4,))]
+    positions = [trie.insert(packed(*ids)) for ids in ((1, 2, 3), (1, 5), (1, 5, 6), (4,))]
     again = Trie.load(4, trie.dump())
-    assert [again.insert(trie.read(place)) for place in places] == places
+    assert [again.insert(trie.read(position)) for position in positions] == positions
     assert again.size == trie.size
 
 
-def test_marks_are_found_on_the_way_to_the_root() -> None:
+def test_indexed_positions_are_found_on_the_way_to_the_root() -> None:
     trie = Trie(4)
     deep, side = trie.insert(packed(1, 2, 3, 4)), trie.insert(packed(1, 2, 9, 9))
     low, high = trie.ancestor(deep, 4), trie.ancestor(side, 12)
-    marks = TrieIndex(trie, [(low, "low"), (high, "high"), (high, "too")])
-    assert marks.nearest(deep) == low
-    assert marks.nearest(side) == high
-    assert marks.nearest(high, above=True) == low
-    assert marks.nearest(low, above=True) is None
-    assert marks.nearest(ROOT) is None
-    assert marks.at(high) == ["high", "too"]
+    index = TrieIndex(trie, [(low, "low"), (high, "high"), (high, "too")])
+    assert index.nearest(deep) == low
+    assert index.nearest(side) == high
+    assert index.nearest(high, above=True) == low
+    assert index.nearest(low, above=True) is None
+    assert index.nearest(ROOT) is None
+    assert index.at(high) == ["high", "too"]
 
 
 def test_a_sequence_is_shared_with_whichever_call_has_it() -> None:
-    lines = SequenceStore(4)
-    lines.add(packed(1, 2), [packed(5, 9), packed(6, 9)])
-    assert lines.share(packed(1, 2, 6, 9, 3)) == Shared(0, 1, 16, packed(3))
-    assert lines.share(packed(1, 2, 5, 7)) == Shared(0, 0, 12, packed(7))
-    assert lines.share(packed(1, 3)) == Shared(0, -1, 4, packed(3))
-    assert lines.share(packed(4)) == Shared(0, -1, 0, packed(4))
-    lines.add(Shared(0, 1, 16, packed(3)), [None])
-    place = lines.head(1)
-    assert place is not None
-    assert lines.trie.read(place) == packed(1, 2, 6, 9, 3)
-    assert lines.tails(1) == (None,)
+    store = SequenceStore(4)
+    store.add(packed(1, 2), [packed(5, 9), packed(6, 9)])
+    assert store.share(packed(1, 2, 6, 9, 3)) == SharedPrefix(0, 1, 16, packed(3))
+    assert store.share(packed(1, 2, 5, 7)) == SharedPrefix(0, 0, 12, packed(7))
+    assert store.share(packed(1, 3)) == SharedPrefix(0, -1, 4, packed(3))
+    assert store.share(packed(4)) == SharedPrefix(0, -1, 0, packed(4))
+    store.add(SharedPrefix(0, 1, 16, packed(3)), [None])
+    position = store.head(1)
+    assert position is not None
+    assert store.trie.read(position) == packed(1, 2, 6, 9, 3)
+    assert store.tails(1) == (None,)
 
 
 def test_a_reference_to_what_is_not_there_is_an_error() -> None:
-    lines = SequenceStore(4)
-    lines.add(packed(1), [None])
+    store = SequenceStore(4)
+    store.add(packed(1), [None])
     with pytest.raises(ValueError, match="to share"):
-        lines.add(Shared(0, -1, 8, b""), [])
+        store.add(SharedPrefix(0, -1, 8, b""), [])
 
 
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
 
 
 def turns(count: int, tokens: int = 50) -> list[CompletionRecord]:
-    """A conversation whose requests repeat all that was said."""
+    """A conversation with requests that repeat all earlier messages."""
     records, prompt, messages = [], [1], [user("?")]
     for turn in range(count):
         reply = [1000 * turn + item for item in range(tokens)]
@@ -129,14 +127,14 @@ def turns(count: int, tokens: int = 50) -> list[CompletionRecord]:
     return records
 
 
-def folded(records: list[CompletionRecord]) -> tuple[OpenSession, list[CallDelta]]:
-    session, deltas = OpenSession("s1", 1), []
+def stored(records: list[CompletionRecord]) -> tuple[OpenSession, list[CallUpdate]]:
+    session, updates = OpenSession("s1", 1), []
     for record in records:
-        delta = read_delta(encode(session.delta(record, parts_of(record), record.completion_id.encode())))
-        assert isinstance(delta, CallDelta)
-        deltas.append(delta)
-        session = session.take(delta)
-    return session, deltas
+        update = read_update(encode(session.call_update(record, parts_of(record), record.completion_id.encode())))
+        assert isinstance(update, CallUpdate)
+        updates.append(update)
+        session = session.updated(update)
+    return session, updates
 
 
 def canonical(record: CompletionRecord) -> CompletionRecord:
@@ -147,7 +145,7 @@ def canonical(record: CompletionRecord) -> CompletionRecord:
     return record.model_copy(update={"choices": choices, "request": request})
 
 
-def test_records_come_back_whole() -> None:
+def test_stored_records_are_read_back_in_full() -> None:
     records = turns(4)
     old = PolicyVersion(1, 2)
     records.append(
@@ -159,57 +157,59 @@ def test_records_come_back_whole() -> None:
             usage_completion_tokens=2,
         )
     )
-    session, _ = folded(records)
+    session, _ = stored(records)
     assert session.records() == [canonical(record) for record in records]
 
 
-def test_a_delta_holds_what_is_new_and_no_more() -> None:
-    _, deltas = folded(turns(60))
-    sizes = [len(encode(delta)) for delta in deltas]
+def test_an_update_holds_what_is_new_and_no_more() -> None:
+    _, updates = stored(turns(60))
+    sizes = [len(encode(update)) for update in updates]
     assert max(sizes[2:]) < 1.05 * min(sizes[2:])
-    assert deltas[59].prompt == Shared(58, 0, 4 * (1 + 59 * 52 - 2), packed(2, 3))
+    assert updates[59].prompt == SharedPrefix(58, 0, 4 * (1 + 59 * 52 - 2), packed(2, 3))
 
 
 def test_memory_is_linear_in_what_is_new() -> None:
-    sessions = {count: folded(turns(count))[0] for count in (30, 60)}
-    sizes = {count: session.calls.newest().size for count, session in sessions.items()}
+    sessions = {count: stored(turns(count))[0] for count in (30, 60)}
+    sizes = {count: session.calls.own_store().size for count, session in sessions.items()}
     assert sizes[60] < 2.05 * sizes[30]
 
 
 @pytest.mark.parametrize("echoed", [{}, {"refusal": None}, {"name": "x"}])
 def test_a_reply_that_is_repeated_with_other_fields_is_shared(echoed: dict[str, Any]) -> None:
-    said = assistant("a" * 1000, tool_calls=None, reasoning_content=None)
-    first = completion("c1", [1], choice([5], message=said), at=1.0, messages=[user("?")])
+    message = assistant("a" * 1000, tool_calls=None, reasoning_content=None)
+    first = completion("c1", [1], choice([5], message=message), at=1.0, messages=[user("?")])
     second = completion("c2", [1, 5], [6], messages=[user("?"), assistant("a" * 1000, **echoed), user("and?")])
-    session, (_, delta) = folded([first, second])
-    assert delta.messages is not None
-    assert len(delta.messages.rest) < 100
+    session, (_, update) = stored([first, second])
+    assert update.messages is not None
+    assert len(update.messages.rest) < 100
     nulls = {name: value for name, value in echoed.items() if value is not None}
     repeated = orjson.loads(session.record(1).request or b"")["messages"]
     assert repeated == [user("?"), assistant("a" * 1000, **nulls), user("and?")]
-    segments = len(session.calls.content.text.trie.leaves_at())
+    segments = len(session.calls.content.text.trie.branch_points())
     assert segments == (2 if nulls else 1)
 
 
-def test_a_rolled_back_call_leaves_no_trace() -> None:
+def test_a_rolled_back_call_leaves_nothing_behind() -> None:
     records = turns(5)
-    before, _ = folded(records[:3])
+    before, _ = stored(records[:3])
     other = completion("c003", [1, 2], [5], at=1.0)
-    after = before.take(before.delta(other, parts_of(other), b"x"))
+    after = before.updated(before.call_update(other, parts_of(other), b"x"))
     assert len(after.calls) == 4
     assert before.calls.digest_of("c003") is None
-    again = before.take(before.delta(records[3], parts_of(records[3]), b"y"))
+    again = before.updated(before.call_update(records[3], parts_of(records[3]), b"y"))
     assert again.calls.digest_of("c003") == b"y"
     assert again.record(3).prompt_ids.tolist() == records[3].prompt_ids.tolist()  # type: ignore[union-attr]  # it has some
     assert after.record(3).prompt_ids.tolist() == [1, 2]  # type: ignore[union-attr]  # it has some
-    assert again.calls == folded(records[:3])[0].take(before.delta(records[3], parts_of(records[3]), b"y")).calls
+    assert (
+        again.calls == stored(records[:3])[0].updated(before.call_update(records[3], parts_of(records[3]), b"y")).calls
+    )
 
 
 def test_logs_of_equal_calls_are_equal_however_they_came() -> None:
-    session, _ = folded(turns(3))
-    assert session.calls == folded(turns(3))[0].calls
-    assert session.calls != folded(turns(2))[0].calls
-    assert Content.load(session.calls.content.dump()).parts(2) == session.calls.content.parts(2)
+    session, _ = stored(turns(3))
+    assert session.calls == stored(turns(3))[0].calls
+    assert session.calls != stored(turns(2))[0].calls
+    assert CallContent.load(session.calls.content.dump()).parts(2) == session.calls.content.parts(2)
 
 
 def test_a_log_of_records_in_memory_keeps_them() -> None:
@@ -224,4 +224,4 @@ def test_a_record_from_json_is_stored_alike() -> None:
     again: CompletionRecord = decode(CompletionRecord, encode(record, "application/json"))
     assert call_digest(again)[0] == call_digest(record)[0]
     session = OpenSession("s1", 1)
-    assert session.delta(record, parts_of(record), b"") == session.delta(again, parts_of(again), b"")
+    assert session.call_update(record, parts_of(record), b"") == session.call_update(again, parts_of(again), b"")

@@ -29,16 +29,25 @@ from rollmill.runtime.stream.processor import (
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry
 from rollmill.topics import BUILT, COMPLETIONS, STATE_BUILDER, partition_of
 from rollmill_builder.merging.closed_session import ClosedSession
-from rollmill_builder.merging.sampled_calls import captured_units
 from rollmill_builder.sessions import outputs
-from rollmill_builder.sessions.finalize import finish
-from rollmill_builder.sessions.incremental_builder import folded
-from rollmill_builder.sessions.session_state import ClosedMarker, OpenSession, Sweep, marker_key, session_key
+from rollmill_builder.sessions.finalize import finalize
+from rollmill_builder.sessions.incremental_builder import incremental_build
+from rollmill_builder.sessions.session_state import (
+    ClosedMarker,
+    MarkerSweep,
+    OpenedUpdate,
+    OpenSession,
+    marker_key,
+    read_packed,
+    read_update,
+    session_key,
+)
 from rollmill_builder.sessions.task_resources import MemoryLimits, TaskResources
-from rollmill_builder.storage.changelog_records import OpenedDelta, read_delta, read_packed
-from rollmill_builder.storage.digests import call_digest, content_digest, id_hash
+from rollmill_builder.storage.call_parts import call_digest, captured_units, content_digest, id_hash
 
-BuilderState = OpenSession | ClosedMarker | Sweep
+__all__ = ["BuilderStage", "BuilderState"]
+
+BuilderState = OpenSession | ClosedMarker | MarkerSweep
 Event = SessionOpened | CompletionRecord | SessionClosed | SessionExpired
 
 SWEEP_KEY = "sweep"
@@ -46,7 +55,7 @@ SWEEPS_PER_WINDOW = 8
 
 
 @dataclass(frozen=True)
-class _Ending:
+class _SessionEnd:
     """How a session ends: by its agent, or by a timer."""
 
     at: float
@@ -57,10 +66,10 @@ class _Ending:
 
 
 class BuilderStage(Processor[BuilderState, TaskResources]):
-    """Folds ``completions`` into ``built``. State: open sessions, markers of closed ones, the time of the last sweep.
+    """``completions`` to ``built``. State: open sessions, markers of closed ones, the time of the last sweep.
 
     ``late_window``: seconds of event time for which a closed session is remembered. ``expiry_seconds``: how often
-    open sessions are looked through. ``memory``: of each task. ``largest``: most bytes of a trajectory.
+    open sessions are checked for expiry. ``memory``: of each task. ``largest``: most bytes of a trajectory.
     """
 
     name = outputs.STAGE
@@ -86,11 +95,11 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
 
     def process(self, state: StateView[BuilderState], record: InputRecord, _local: TaskResources) -> Outputs:
         event: Any = record.read()
-        self._check_place(event, record)
+        self._check_partition(event, record)
         key = session_key(event.session_id, event.attempt)
         marker = state.get(marker_key(key))
         if isinstance(marker, ClosedMarker):
-            return _after_the_end(key, marker, event)
+            return _after_close(key, marker, event)
         session = state.get(key)
         if not isinstance(session, OpenSession):
             session = OpenSession(event.session_id, event.attempt)
@@ -99,31 +108,31 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
 
     def apply(self, key: str, value: BuilderState | None, payload: bytes, local: TaskResources) -> BuilderState:
         if key == SWEEP_KEY:
-            sweep: Sweep = read_packed(Sweep, payload)
+            sweep: MarkerSweep = read_packed(MarkerSweep, payload)
             return sweep
         if key.endswith("/closed"):
             marker: ClosedMarker = read_packed(ClosedMarker, payload)
             local.memory.closed(key.removesuffix("/closed"))
             return marker
-        session = self._apply(value if isinstance(value, OpenSession) else None, payload)
-        local.memory.touch(key, session.calls.newest())
+        session = self._updated(value if isinstance(value, OpenSession) else None, payload)
+        local.memory.touch(key, session.calls.own_store())
         return session
 
-    def _apply(self, value: OpenSession | None, payload: bytes) -> OpenSession:
-        delta = read_delta(payload)
-        session = (value or OpenSession(delta.session_id, delta.attempt)).take(delta)
-        return self._folded(session, first=value is None or isinstance(delta, OpenedDelta))
+    def _updated(self, value: OpenSession | None, payload: bytes) -> OpenSession:
+        update = read_update(payload)
+        session = (value or OpenSession(update.session_id, update.attempt)).updated(update)
+        return self._with_incremental(session, rebuild=value is None or isinstance(update, OpenedUpdate))
 
-    def _folded(self, session: OpenSession, *, first: bool) -> OpenSession:
-        """With the newest call given to an incremental builder; all of them where the builder is new."""
-        if not first and session.folded is None:
+    def _with_incremental(self, session: OpenSession, *, rebuild: bool) -> OpenSession:
+        """The newest call goes to an incremental builder; all of them where the builder is new."""
+        if not rebuild and session.incremental is None:
             return session
-        found = None if first else session.folded
-        if found is None:
-            found = folded(self._registry, session.spec, session.records())
+        build = None if rebuild else session.incremental
+        if build is None:
+            build = incremental_build(self._registry, session.spec, session.records())
         else:
-            found = found.then(session.record(len(session.calls) - 1))
-        return replace(session, folded=found)
+            build = build.add(session.record(len(session.calls) - 1))
+        return replace(session, incremental=build)
 
     def punctuate(self, state: StateView[BuilderState], context: TaskContext, local: TaskResources) -> Outputs:
         if not context.keeps_up:
@@ -133,17 +142,17 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
             records=tuple(OutputRecord(COMPLETIONS, item.session_id, item, partition=context.partition) for item in due)
         )
 
-    def _check_place(self, event: Event, record: InputRecord) -> None:
-        """Co-partitioning depends on key and partitioner of whoever produced this (rule M3)."""
+    def _check_partition(self, event: Event, record: InputRecord) -> None:
+        """Co-partitioning depends on key and partitioner of the producer (rule M3)."""
         if record.key != event.session_id.encode():
             raise PoisonRecordError(
                 "wrong_partition", f"the key is {record.key!r}; it must be the session id {event.session_id!r}"
             )
-        right = partition_of(record.key, self._partitions)
-        if right != record.partition:
+        expected = partition_of(record.key, self._partitions)
+        if expected != record.partition:
             raise PoisonRecordError(
                 "wrong_partition",
-                f"{event.session_id!r} belongs into partition {right} of {self._partitions}, found in "
+                f"{event.session_id!r} belongs in partition {expected} of {self._partitions}, found in "
                 f"{record.partition}; set the producer's partitioner to murmur2 (librdkafka: murmur2_random)",
             )
 
@@ -156,12 +165,12 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
             return _accept(key, session, event)
         if isinstance(event, SessionClosed):
             content_digest(event)  # refuses output that is no JSON
-            ending = _Ending(event.at, event.status, event.error, event.output, event.reward)
-            return self._close(state, key, session, ending)
+            end = _SessionEnd(event.at, event.status, event.error, event.output, event.reward)
+            return self._close(state, key, session, end)
         if not is_open or (event.reason == "idle" and len(session.calls) > event.seen):
             return Outputs(counts={"expiries_ignored": 1})
         error = f"session expired: {event.reason}"
-        return self._close(state, key, session, _Ending(event.at, SessionStatus.TIMEOUT, error))
+        return self._close(state, key, session, _SessionEnd(event.at, SessionStatus.TIMEOUT, error))
 
     def _open(self, key: str, session: OpenSession, event: SessionOpened) -> Outputs:
         if session.opening is not None and session.spec == event.spec:
@@ -173,63 +182,66 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
         except InvalidInputError as error:
             raise PoisonRecordError("unknown_strategy", str(error)) from error
         content_digest(event)  # refuses metadata that is no JSON
-        delta = OpenedDelta(session_id=event.session_id, attempt=event.attempt, event=event)
-        return Outputs(updates=(StateUpdate(key, encode(delta)),), counts={"sessions_opened": 1})
+        update = OpenedUpdate(session_id=event.session_id, attempt=event.attempt, event=event)
+        return Outputs(updates=(StateUpdate(key, encode(update)),), counts={"sessions_opened": 1})
 
-    def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, ending: _Ending) -> Outputs:
-        end = session.ended(ending.at, ending.status, error=ending.error, output=ending.output, reward=ending.reward)
-        ended = ClosedSession(end, session.calls)
-        trajectory, value, records = outputs.built(ended, finish(ended, self._registry, session.folded), self._largest)
+    def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, end: _SessionEnd) -> Outputs:
+        ended = session.closed(end.at, end.status, error=end.error, output=end.output, reward=end.reward)
+        closed = ClosedSession(ended, session.calls)
+        trajectory = finalize(closed, self._registry, session.incremental)
+        sent, value, records = outputs.closing_records(closed, trajectory, self._largest)
         marker = ClosedMarker(
-            at=end.closed_at,
-            attempt=end.attempt,
+            at=ended.closed_at,
+            attempt=ended.attempt,
             digest=blake2b(value, digest_size=16).digest(),
-            known=b"".join(sorted(id_hash(item.record.completion_id) for item in ended.calls)),
+            known=b"".join(sorted(id_hash(call.record.completion_id) for call in closed.sorted_calls)),
         )
-        swept, sweep = self._sweep(state, end.closed_at)
+        expired, sweep = self._sweep(state, ended.closed_at)
         return Outputs(
             records=records,
-            deletes=(key, *swept),
+            deletes=(key, *expired),
             updates=(StateUpdate(marker_key(key), encode(marker), replaces=True), *sweep),
-            counts=outputs.close_counts(trajectory),
+            counts=outputs.close_counts(sent),
         )
 
     def gauges(self, state: StateView[BuilderState], _local: TaskResources) -> Mapping[str, float]:
         return {"sessions_open": sum(isinstance(value, OpenSession) for _, value in state.items())}
 
     def _sweep(self, state: StateView[BuilderState], now: float) -> tuple[tuple[str, ...], tuple[StateUpdate, ...]]:
-        """Markers that are old enough to go, looked for a few times per window; time is the closing records' own.
+        """Keys of expired markers, a few times per window, and the time of the sweep; time is that of session ends.
 
-        One record moves the time by at most a window, so that a single wrong clock cannot empty the memory.
+        One record moves the time by at most a window, so that a single wrong clock cannot expire all markers.
         """
         before = state.get(SWEEP_KEY)
-        if isinstance(before, Sweep):
+        if isinstance(before, MarkerSweep):
             if now < before.at + self._late_window / SWEEPS_PER_WINDOW:
                 return (), ()
             now = min(now, before.at + self._late_window)
-        delta = StateUpdate(SWEEP_KEY, encode(Sweep(at=now)), replaces=True)
-        return tuple(self._expired(state, now - self._late_window)), (delta,)
+        update = StateUpdate(SWEEP_KEY, encode(MarkerSweep(at=now)), replaces=True)
+        return tuple(_expired_markers(state, now - self._late_window)), (update,)
 
-    @staticmethod
-    def _expired(state: StateView[BuilderState], before: float) -> Iterator[str]:
-        return (key for key, value in state.items() if isinstance(value, ClosedMarker) and value.at < before)
+
+def _expired_markers(state: StateView[BuilderState], before: float) -> Iterator[str]:
+    return (key for key, value in state.items() if isinstance(value, ClosedMarker) and value.at < before)
 
 
 def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Outputs:
     digest, parts = call_digest(record)
     known = session.calls.digest_of(record.completion_id)
     if known is not None and known != digest:
-        raise PoisonRecordError("conflict", f"completion {record.completion_id} came before, with another content")
+        raise PoisonRecordError(
+            "conflict", f"completion {record.completion_id} was received before, with another content"
+        )
     if known is not None:
         return Outputs(counts={"duplicates": 1})
     units = captured_units(record)
     manifest = Manifest(session_id=record.session_id, attempt=record.attempt, units=units)
-    delta = encode(session.delta(record, parts, digest))
+    update = encode(session.call_update(record, parts, digest))
     counts = {"completions": 1, "tokens_captured": manifest.tokens}
-    return Outputs(outputs.captured(record), (StateUpdate(key, delta, manifest=manifest),), counts=counts)
+    return Outputs(outputs.captured_outcomes(record), (StateUpdate(key, update, manifest=manifest),), counts=counts)
 
 
-def _after_the_end(key: str, marker: ClosedMarker, event: Event) -> Outputs:
+def _after_close(key: str, marker: ClosedMarker, event: Event) -> Outputs:
     """Within the late window a known call is a duplicate, a new one is captured and excluded, once (rule S2)."""
     if not isinstance(event, CompletionRecord):
         return Outputs(counts={"after_close": 1})
@@ -238,4 +250,4 @@ def _after_the_end(key: str, marker: ClosedMarker, event: Event) -> Outputs:
     later = encode(marker.with_late(event.completion_id))
     tokens = sum(unit.tokens for unit in captured_units(event))
     counts = {"late": 1, "tokens_captured": tokens, "excluded_late": tokens}
-    return Outputs(outputs.late(event), (StateUpdate(marker_key(key), later, replaces=True),), counts=counts)
+    return Outputs(outputs.late_outcomes(event), (StateUpdate(marker_key(key), later, replaces=True),), counts=counts)

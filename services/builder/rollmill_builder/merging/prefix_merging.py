@@ -9,18 +9,25 @@ from typing import Any, get_args
 from rollmill.models import Trace, Trajectory
 from rollmill.strategies import trajectory_of
 from rollmill.strategies.decoding import decoder
-from rollmill_builder.merging.branches import Branch, CallTree, Siblings
-from rollmill_builder.merging.closed_session import CallBuilder, ClosedSession
-from rollmill_builder.merging.options import check_choice, check_count
-from rollmill_builder.merging.parent_search import CallIndex
-from rollmill_builder.merging.reply_alignment import DriftRules, EndOfTurn, OnDrift, OnScaffold
-from rollmill_builder.merging.sampled_calls import Call, SortedReplies, by_reason, sorted_replies
-from rollmill_builder.merging.trace_assembly import trace_of
-from rollmill_builder.merging.trace_limits import OverLong, TraceLimit
-from rollmill_builder.sessions.finalize import no_completions
+from rollmill_builder.merging.branches import Branch, CallTree
+from rollmill_builder.merging.closed_session import ClosedSession, ClosedSessionBuilder, no_completions
+from rollmill_builder.merging.options import (
+    DriftRules,
+    OnDrift,
+    OnScaffold,
+    OverLong,
+    Siblings,
+    check_choice,
+    check_count,
+)
+from rollmill_builder.merging.parent_search import ParentSearch
+from rollmill_builder.merging.reply_alignment import EndOfTurn
+from rollmill_builder.merging.sampled_calls import SampledCall, SessionReplies, by_reason, classify_replies
+from rollmill_builder.merging.trace_assembly import assemble_trace
+from rollmill_builder.merging.trace_limits import TraceLimit
 
 
-class PrefixMergingBuilder(CallBuilder):
+class PrefixMergingBuilder(ClosedSessionBuilder):
     """Merges calls by token prefix into traces; sampled ids are kept raw, and each is trained exactly once.
 
     ``end_of_turn_token_id``: needed only to repair drift where the records do not show it. ``on_drift``: what to do
@@ -29,8 +36,8 @@ class PrefixMergingBuilder(CallBuilder):
     tokens (rule A10). ``tokenizer``: a tokenizer file, or ``module:callable``, that decides whether a copy is the same
     reply; without one the messages of the next request do. ``on_scaffold``: what to do where the next prompt lacks the
     end of a generation prompt (an empty thinking block): ``fork`` starts a new trace, ``merge`` keeps those tokens in
-    front of the reply, where the next reply did not see them. ``siblings``: other replies to the same prompt that
-    nothing went on from (retries, best of n) are traces of their own (``keep``) or excluded(``sibling``)
+    front of the reply, although the next reply was sampled without them. ``siblings``: other replies to the same
+    prompt that nothing went on from (retries, best of n) are traces of their own (``keep``) or excluded(``sibling``)
     (``exclude``). ``max_trace_tokens``, ``over_long``: see `rollmill_builder.merging.trace_limits.TraceLimit`.
     """
 
@@ -56,34 +63,36 @@ class PrefixMergingBuilder(CallBuilder):
         self._rules = DriftRules(on_drift, drift_tokens, on_scaffold, decode)
         self._limit = TraceLimit.checked(max_trace_tokens, over_long)
 
-    def build_calls(self, ended: ClosedSession) -> Trajectory:
-        if not len(ended.log):
-            return no_completions(ended.session, "prefix_merging")
-        replies = sorted_replies(ended)
-        branches, unused = self._branches(ended, replies.calls)
+    def build_closed(self, closed: ClosedSession) -> Trajectory:
+        if not len(closed.calls):
+            return no_completions(closed.session, "prefix_merging")
+        replies = classify_replies(closed)
+        branches, unused = self._branches(closed, replies.calls)
         branches, over_long = self._limit.apply(branches)
         left_out = [("sibling", call) for call in unused] + [("over_long", call) for call in over_long]
-        return merged(ended, replies, branches, left_out, "prefix_merging")
+        return trajectory_of_branches(closed, replies, branches, left_out, "prefix_merging")
 
-    def _branches(self, ended: ClosedSession, calls: Sequence[Call]) -> tuple[tuple[Branch, ...], list[Call]]:
+    def _branches(
+        self, closed: ClosedSession, calls: Sequence[SampledCall]
+    ) -> tuple[tuple[Branch, ...], list[SampledCall]]:
         """The branches, and the calls that are left out of them."""
-        tree = self._tree(ended, calls, calls)
+        tree = self._tree(closed, calls, calls)
         if self._siblings == "keep":
             return tree.branches(), []
         unused = tree.unused_siblings()
         kept = [call for call in calls if call.order not in unused]
-        return self._tree(ended, kept, calls).branches(), [call for call in calls if call.order in unused]
+        return self._tree(closed, kept, calls).branches(), [call for call in calls if call.order in unused]
 
-    def _tree(self, ended: ClosedSession, calls: Sequence[Call], evidence: Sequence[Call]) -> CallTree:
+    def _tree(self, closed: ClosedSession, calls: Sequence[SampledCall], evidence: Sequence[SampledCall]) -> CallTree:
         end_of_turn = EndOfTurn(self._end_of_turn, evidence)
-        return CallTree(calls, CallIndex(ended.content.ids.trie, calls, end_of_turn, self._rules))
+        return CallTree(calls, ParentSearch(closed.content.ids.trie, calls, end_of_turn, self._rules))
 
 
-def merged(
-    ended: ClosedSession,
-    replies: SortedReplies,
+def trajectory_of_branches(
+    closed: ClosedSession,
+    replies: SessionReplies,
     branches: Sequence[Branch],
-    left_out: Sequence[tuple[str, Call]],
+    left_out: Sequence[tuple[str, SampledCall]],
     builder: str,
 ) -> Trajectory:
     """The trajectory of these branches. ``left_out``: replies that a rule of the configuration left out, and why."""
@@ -91,14 +100,14 @@ def merged(
     untrained = [(call.untrained, call.units()) for branch in branches for call in branch.calls if call.untrained]
     excluded = [*replies.excluded, *untrained, *((reason, call.units()) for reason, call in left_out)]
     reasons = [*replies.reasons, *(reason for reason, _ in left_out)]
-    metadata = {"builder": builder, "records": len(ended.log), **statistics(traces, reasons)}
-    return trajectory_of(ended.session, traces, excluded=by_reason(excluded), metadata=metadata)
+    metadata = {"builder": builder, "records": len(closed.calls), **statistics(traces, reasons)}
+    return trajectory_of(closed.session, traces, excluded=by_reason(excluded), metadata=metadata)
 
 
 def traces_of(branches: Sequence[Branch]) -> tuple[Trace, ...]:
     names = [branch.name for branch in branches]
     branch_of = {call.name: name for branch, name in zip(branches, names, strict=True) for call in branch.calls}
-    return tuple(trace_of(branch, branch_of) for branch in branches)
+    return tuple(assemble_trace(branch, branch_of) for branch in branches)
 
 
 def statistics(traces: Sequence[Trace], left_out: Sequence[str]) -> dict[str, Any]:

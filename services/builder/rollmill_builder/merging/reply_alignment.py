@@ -1,39 +1,38 @@
-"""Where a parent's reply ends inside a child's prompt, and whether what stands there is that reply.
+"""Where a parent's reply ends inside a child's prompt, and whether the tokens up to there are that reply.
 
-The exact case needs no thought: the prompt goes on with the very ids that were sampled. Else the template's copy of
+The exact case needs no search: the prompt goes on with the very ids that were sampled. Else the template's copy of
 the reply was tokenised anew ("drift"). The copy reaches to the end-of-turn token; it counts as the same reply only if
 no token was purely added or removed, and if a configured tokenizer decodes both to one text, or, without one, if the
-child's messages carry the reply unchanged. In all other cases the child starts a trace of its own, because a splice
-would put sampled tokens into a context that the policy never saw.
+child's messages carry the reply unchanged. In all other cases the child starts a trace of its own, because a joined
+trace would put sampled tokens into a context that the policy never saw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rollmill.strategies.decoding import Decode
-from rollmill_builder.merging.sampled_calls import Call, Ids
-from rollmill_builder.storage.chat_messages import Message, ends_with_text, reasoning_of, reply_change
+from rollmill_builder.merging.chat_messages import ends_with_text, reasoning_of, reply_change
+from rollmill_builder.merging.options import DriftRules
+from rollmill_builder.merging.sampled_calls import Ids, SampledCall
+from rollmill_builder.storage.call_parts import Message
 
-OnDrift = Literal["repair", "fork", "fork_over_n"]
-OnScaffold = Literal["fork", "merge"]
-
-ENDED = frozenset({"stop", "tool_calls", "function_call"})
+NATURAL_FINISH_REASONS = frozenset({"stop", "tool_calls", "function_call"})
 """Finish reasons of a reply that the policy ended itself, by its end-of-turn token."""
 
 GENERATION_PROMPT = 8
-"""Tokens at the end of a prompt in which the opening of a turn, and what a template puts behind it, are looked for."""
+"""Tokens at the end of a prompt that may hold the opening of a turn, and what a template appends to it."""
 
 REASONING_OPENING = 2
-"""Tokens in which the openings of a thought and of an answer may agree."""
+"""Leading tokens that a reply with reasoning and one without may have in common."""
 
 
 class Alignment(NamedTuple):
-    """The child goes on after its parent's reply: from ``resume`` on, its prompt is context that follows the reply."""
+    """The child continues its parent's trace: its prompt from token ``resume`` on is the context after the reply."""
 
     resume: int
     drift: int = 0
@@ -43,100 +42,92 @@ class Alignment(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether the child's prompt is what its trace holds in front of its reply, token by token."""
+        """Whether the child's trace holds its prompt, token by token, in front of its reply."""
         return not self.drift and not self.scaffold
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The child does not go on: a reason code, and the first prompt position that differs."""
+    """The child does not continue its parent: a reason code, and the first prompt position that differs."""
 
     reason: str
     at: int
-    call: Call | None = None
-    """The call that it does not go on from."""
-
-
-@dataclass(frozen=True)
-class DriftRules:
-    """What to do about a re-tokenised copy (rule A10), and about a generation prompt that went."""
-
-    on_drift: OnDrift = "repair"
-    most: int = 0
-    """With ``fork_over_n``: more sampled tokens than this in another tokenisation start a new trace."""
-    on_scaffold: OnScaffold = "fork"
-    decode: Decode | None = None
+    call: SampledCall | None = None
+    """The call that it does not continue."""
 
 
 class EndOfTurn:
     """The token that ends a turn: configured, or taken from the replies of the session, never guessed.
 
-    A reply is evidence if the policy ended it (`ENDED`) and no stop string did: then its last id, or the id that the
-    engine names as stop reason. All evidence for one finish reason has to agree.
+    A reply is evidence if the policy ended it (`NATURAL_FINISH_REASONS`) and no stop string did: then its last id, or
+    the id that the engine reports as stop reason. All evidence for one finish reason has to agree.
     """
 
-    def __init__(self, configured: int | None, calls: Iterable[Call]) -> None:
+    def __init__(self, configured: int | None, calls: Iterable[SampledCall]) -> None:
         self._configured = configured
         self._seen: dict[tuple[str | None, str], set[int]] = {}
         for call in calls:
             if ended_by_token(call):
-                self._seen.setdefault((call.record.fingerprint, str(call.choice.finish_reason)), set()).add(_last(call))
+                self._seen.setdefault((call.record.fingerprint, str(call.choice.finish_reason)), set()).add(
+                    _end_token(call)
+                )
 
-    def of(self, call: Call) -> int | None:
-        """The token that ends ``call`` in a later prompt; None where nothing is known of it."""
+    def of(self, call: SampledCall) -> int | None:
+        """The token that ends ``call`` in a later prompt; None where it is unknown."""
         if self._configured is not None:
             return self._configured
         model = call.record.fingerprint
         if ended_by_token(call):
-            return _only(self._seen[model, str(call.choice.finish_reason)])
-        return _only({item for (kind, _), items in self._seen.items() if kind == model for item in items})
+            return _single(self._seen[model, str(call.choice.finish_reason)])
+        return _single({item for (kind, _), items in self._seen.items() if kind == model for item in items})
 
 
-def ended_by_token(call: Call) -> bool:
-    return call.choice.finish_reason in ENDED and not isinstance(call.choice.stop_reason, str)
+def ended_by_token(call: SampledCall) -> bool:
+    return call.choice.finish_reason in NATURAL_FINISH_REASONS and not isinstance(call.choice.stop_reason, str)
 
 
-def _last(call: Call) -> int:
-    named = call.choice.stop_reason
-    return named if isinstance(named, int) else int(call.reply_ids[-1])
+def _end_token(call: SampledCall) -> int:
+    reported = call.choice.stop_reason
+    return reported if isinstance(reported, int) else int(call.reply_ids[-1])
 
 
-def _only(found: set[int]) -> int | None:
+def _single(found: set[int]) -> int | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
-def exact(parent: Call) -> Alignment:
+def exact_alignment(parent: SampledCall) -> Alignment:
+    """Of a child's prompt that begins with the parent's prompt and the ids of its reply."""
     return Alignment(parent.tokens)
 
 
-def align(parent: Call, child: Call, end: int | None, rules: DriftRules) -> Alignment | Mismatch:
-    """The splice of a child whose prompt begins with the parent's prompt, but not with its reply's ids.
+def align(parent: SampledCall, child: SampledCall, end: int | None, rules: DriftRules) -> Alignment | Mismatch:
+    """The alignment where a child's prompt begins with its parent's, but goes on with other ids than its reply's.
 
     ``end`` is the end-of-turn token of the parent's reply, None where it is unknown.
     """
     start = parent.prompt_tokens
     tail = child.prompt_ids(start)
-    same = common_prefix(parent.reply_ids, tail)
-    found = _copy(parent, tail, same, end)
+    equal = common_prefix(parent.reply_ids, tail)
+    found = _find_copy(parent, tail, equal, end)
     if isinstance(found, str):
-        return Mismatch(found, start + same, parent)
+        return Mismatch(found, start + equal, parent)
     copy = tail[: found.stop]
-    rest, other = _without_common_suffix(found.body[same:], copy[same:])
+    rest, other = _without_common_suffix(found.body[equal:], copy[equal:])
     reason = (
-        _difference(rest, other, found.body, same)
-        or _unlike(parent, child, found.body, copy, same, rules.decode)
-        or _refused(len(rest), rules)
+        _difference(rest, other, found.body, equal)
+        or _content_change(parent, child, found.body, copy, equal, rules.decode)
+        or _refused_drift(len(rest), rules)
     )
-    return Alignment(start + found.resume, len(rest)) if reason is None else Mismatch(reason, start + same, parent)
+    return Alignment(start + found.resume, len(rest)) if reason is None else Mismatch(reason, start + equal, parent)
 
 
 def align_after_prompt_suffix(
-    parent: Call, child: Call, at: int, end: int | None, rules: DriftRules
+    parent: SampledCall, child: SampledCall, at: int, end: int | None, rules: DriftRules
 ) -> Alignment | Mismatch | None:
-    """The splice of a child whose prompt leaves the parent's at ``at``, inside the parent's generation prompt.
+    """The alignment where a child's prompt leaves the parent's at ``at``, inside the parent's generation prompt.
 
     Templates end a generation prompt with an empty thinking block, or open one, and write neither into history. None:
-    what comes then is not the parent's reply.
+    what follows is not the parent's reply.
     """
     tail, reply = child.prompt_ids(at), parent.reply_ids
     if common_prefix(reply, tail) == len(reply):
@@ -160,34 +151,37 @@ class _Copy:
     body: Ids
     """The reply without its end-of-turn token."""
     stop: int
-    """Where the copy's end-of-turn token stands, counted from the end of the parent's prompt."""
+    """Index of the copy's end-of-turn token, counted from the end of the parent's prompt."""
     resume: int
 
 
-def _copy(parent: Call, tail: Ids, same: int, end: int | None) -> _Copy | str:
-    """The extent of the template's copy in ``tail``; the ``same`` first tokens are the reply's own."""
+def _find_copy(parent: SampledCall, tail: Ids, equal: int, end: int | None) -> _Copy | str:
+    """The extent of the template's copy in ``tail``; the ``equal`` first tokens are the reply's own.
+
+    Else a reason code.
+    """
     if isinstance(parent.choice.stop_reason, str):
         return "stop_string"
     if end is None:
         return "end_of_turn_unknown"
     sampled_end = int(parent.reply_ids[-1]) == end
     body = parent.reply_ids[:-1] if sampled_end else parent.reply_ids
-    ends = np.flatnonzero(tail[same:] == end)
+    ends = np.flatnonzero(tail[equal:] == end)
     if not len(ends):
         return "no_end_of_turn"
-    if (body[same:] == end).any() or (ended_by_token(parent) and not sampled_end):
+    if (body[equal:] == end).any() or (ended_by_token(parent) and not sampled_end):
         return "end_of_turn_ambiguous"
-    stop = same + int(ends[0])
-    if _crosses(tail[same:stop], body[same:], _opening(parent), end):
+    stop = equal + int(ends[0])
+    if _crosses_turns(tail[equal:stop], body[equal:], _opening(parent), end):
         return "end_of_turn_missing"
     return _Copy(body, stop, stop + sampled_end)
 
 
-def _opening(call: Call) -> Ids:
+def _opening(call: SampledCall) -> Ids:
     return call.prompt_ids(max(0, call.prompt_tokens - GENERATION_PROMPT))
 
 
-def _crosses(copy: Ids, rest: Ids, opening: Ids, end: int) -> bool:
+def _crosses_turns(copy: Ids, rest: Ids, opening: Ids, end: int) -> bool:
     """Whether ``copy`` runs on into another turn, since the template wrote no end-of-turn token after the reply.
 
     Another turn begins like the parent's own: with tokens of the generation prompt, among ``opening``.
@@ -197,20 +191,22 @@ def _crosses(copy: Ids, rest: Ids, opening: Ids, end: int) -> bool:
     return any(np.count_nonzero(copy == token) > np.count_nonzero(rest == token) for token in set(opening.tolist()))
 
 
-def _difference(rest: Ids, copy: Ids, body: Ids, same: int) -> str | None:
-    """Tokens only removed or only added change the text: another reply, whatever the messages say."""
+def _difference(rest: Ids, copy: Ids, body: Ids, equal: int) -> str | None:
+    """Tokens only removed or only added change the text: another reply, whatever the messages contain."""
     if len(rest) and len(copy):
         return None
-    if same == 0 and len(rest) and len(rest) < len(body):
+    if equal == 0 and len(rest) and len(rest) < len(body):
         return "reasoning_stripped"
-    if same == 0 and len(copy):
+    if equal == 0 and len(copy):
         return "scaffold_inserted"
     return "reply_differs"
 
 
-def _unlike(parent: Call, child: Call, body: Ids, copy: Ids, same: int, decode: Decode | None) -> str | None:
-    """Why the copy is not the same reply; None where it is. A tokenizer's word counts more than the messages'."""
-    change = _reply_change(parent, child) or _rendered_change(parent, same)
+def _content_change(
+    parent: SampledCall, child: SampledCall, body: Ids, copy: Ids, equal: int, decode: Decode | None
+) -> str | None:
+    """Why the copy is not the same reply; None where it is. A configured tokenizer decides, else the messages do."""
+    change = _reply_change(parent, child) or _rendered_change(parent, equal)
     if decode is None:
         return change
     if decode(body.tolist()) == decode(copy.tolist()):
@@ -218,7 +214,7 @@ def _unlike(parent: Call, child: Call, body: Ids, copy: Ids, same: int, decode: 
     return "reply_differs" if change in {None, "reply_unverified"} else change
 
 
-def _reply_change(parent: Call, child: Call) -> str | None:
+def _reply_change(parent: SampledCall, child: SampledCall) -> str | None:
     if parent.message is None:
         return "reply_unverified"
     later = child.messages_after(parent)
@@ -227,22 +223,22 @@ def _reply_change(parent: Call, child: Call) -> str | None:
     return reply_change(parent.message, later[0]) if later else "reply_differs"
 
 
-def _rendered_change(parent: Call, same: int) -> str | None:
+def _rendered_change(parent: SampledCall, equal: int) -> str | None:
     """What a template changes of a reply that the messages carry unchanged.
 
-    Many leave reasoning out: then the copy does not begin as the reply did. All of them close a thought or a call
-    that the length limit cut off.
+    Many leave reasoning out: then the copy does not begin as the reply did. All of them close a thinking block or a
+    tool call that the length limit cut off.
     """
     reply: Message = parent.message or {}
-    if reasoning_of(reply) and same < REASONING_OPENING:
+    if reasoning_of(reply) and equal < REASONING_OPENING:
         return "reasoning_stripped"
     return "reply_unverified" if not ended_by_token(parent) and not ends_with_text(reply) else None
 
 
-def _refused(drift: int, rules: DriftRules) -> str | None:
+def _refused_drift(drift: int, rules: DriftRules) -> str | None:
     if rules.on_drift == "fork":
         return "drift"
-    return "drift_over_n" if rules.on_drift == "fork_over_n" and drift > rules.most else None
+    return "drift_over_n" if rules.on_drift == "fork_over_n" and drift > rules.max_drift_tokens else None
 
 
 def common_prefix(left: Ids, right: Ids) -> int:

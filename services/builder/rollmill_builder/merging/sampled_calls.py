@@ -1,9 +1,9 @@
-"""The sampled replies of a session: one `Call` each, what keeps a reply out of traces, and its units."""
+"""The sampled replies of a session: one `SampledCall` each, and the reasons that keep a reply out of traces."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,11 +20,16 @@ from rollmill.models import (
     VersionRuns,
 )
 from rollmill_builder.merging.closed_session import ClosedSession
-from rollmill_builder.storage.buffer import TOKEN_BYTES
-from rollmill_builder.storage.call_parts import SEPARATOR, messages_of_text
-from rollmill_builder.storage.call_store import Content
-from rollmill_builder.storage.chat_messages import Message, parse_object
-from rollmill_builder.storage.trie import TriePosition
+from rollmill_builder.storage.call_parts import (
+    SEPARATOR,
+    Message,
+    counted_units,
+    messages_of_text,
+    parse_object,
+    reply_units,
+)
+from rollmill_builder.storage.call_store import CallContent
+from rollmill_builder.storage.trie import TOKEN_BYTES, TriePosition
 
 Ids = npt.NDArray[np.int32]
 
@@ -35,21 +40,22 @@ HIGHEST_LOGPROB = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """One sampled reply with its prompt; ``order`` is its place by (start, completion id, choice)."""
+class SampledCall:
+    """One sampled reply with its prompt; ``order`` is its rank by (start, completion id, choice)."""
 
     record: CompletionRecord
     """Prompt and request may be left out of it."""
     choice: SampledChoice
     order: int
     prompt: TriePosition
-    """Of the prompt in the trie of token ids; ``prompt.end`` counts its bytes."""
+    """End of the prompt in the trie of token ids; ``prompt.end`` counts its bytes."""
     end: TriePosition
-    """Of prompt and reply together."""
+    """End of prompt and reply together."""
     untrained: str | None
     """Why the reply is context with mask 0; None where it is trained."""
-    content: Content
+    content: CallContent
     number: int
+    """Of the call in ``content``."""
 
     @property
     def name(self) -> tuple[str, int]:
@@ -57,7 +63,7 @@ class Call:
 
     @property
     def reply_ids(self) -> Ids:
-        assert self.choice.token_ids is not None  # noqa: S101  # `calls_of` takes no reply without ids
+        assert self.choice.token_ids is not None  # noqa: S101  # `classify_replies` takes no reply without ids
         return self.choice.token_ids
 
     @property
@@ -105,13 +111,13 @@ class Call:
         """Canonical JSON of the request's tools; None where there are none."""
         return self.content.entries[self.number].tools
 
-    def may_follow(self, before: Call) -> bool:
-        """Whether the messages begin with those of ``before``, or nobody knows."""
+    def may_follow(self, before: SampledCall) -> bool:
+        """Whether the messages begin with those of ``before``, or that is unknown."""
         if self.text is None or before.text is None:
             return True
         return self.content.text.trie.is_prefix(before.text, self.text)
 
-    def messages_after(self, before: Call) -> tuple[Message, ...] | None:
+    def messages_after(self, before: SampledCall) -> tuple[Message, ...] | None:
         """The messages that come after those of ``before``; None where one of the two is unknown."""
         if self.text is None or before.text is None:
             return None
@@ -126,47 +132,52 @@ Excluded = tuple[str, tuple[TokenRange, ...]]
 
 
 @dataclass(frozen=True)
-class SortedReplies:
-    """The replies of a session: those that traces are made of, in order, and the others."""
+class SessionReplies:
+    """The replies of a session: those that traces are made of, in order, and the excluded ones."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[SampledCall, ...]
     excluded: tuple[Excluded, ...]
     reasons: tuple[str, ...]
-    """Why each of the others is one; there are such without a token."""
+    """Of each excluded reply; some of them have no tokens."""
 
 
-def sorted_replies(ended: ClosedSession) -> SortedReplies:
-    calls: list[Call] = []
+def classify_replies(closed: ClosedSession) -> SessionReplies:
+    """The replies that belong in traces, and the others with their reasons."""
+    calls: list[SampledCall] = []
     excluded: list[Excluded] = []
     reasons: list[str] = []
-    choices = [choice for item in ended.calls for choice in item.record.choices]
-    sound = are_logprobs([choice.logprobs for choice in choices if choice.logprobs is not None])
-    for item in ended.calls:
+    choices = [choice for item in closed.sorted_calls for choice in item.record.choices]
+    logprobs_valid = all_logprobs_valid([choice.logprobs for choice in choices if choice.logprobs is not None])
+    for item in closed.sorted_calls:
         record = item.record
-        pairs = zip(record.choices, ended.content.ids.tails(item.number), strict=True)
+        pairs = zip(record.choices, closed.content.ids.tails(item.number), strict=True)
         for choice, end in sorted(pairs, key=_index) if len(record.choices) > 1 else pairs:
-            reason = refusal(record, choice, prompted=item.prompted)
+            reason = exclusion_reason(record, choice, has_prompt_ids=item.has_prompt_ids)
             if reason is None and item.prompt is not None and end is not None:
-                why = untrained_reason(choice, sound=sound)
-                calls.append(Call(record, choice, len(calls), item.prompt, end, why, ended.content, item.number))
+                why = untrained_reason(choice, logprobs_valid=logprobs_valid)
+                calls.append(
+                    SampledCall(record, choice, len(calls), item.prompt, end, why, closed.content, item.number)
+                )
             elif reason is not None:
                 reasons.append(reason)
                 excluded.append((reason, tuple(reply_units(record, choice))))
         if not record.choices:
-            reasons.append(refusal(record, None) or "no_ids")
+            reasons.append(exclusion_reason(record, None) or "no_ids")
         if record.usage_completion_tokens is not None:
-            excluded.append((refusal(record, None) or "no_ids", tuple(_counted_units(record))))
-    return SortedReplies(tuple(calls), tuple(excluded), tuple(reasons))
+            excluded.append((exclusion_reason(record, None) or "no_ids", tuple(counted_units(record))))
+    return SessionReplies(tuple(calls), tuple(excluded), tuple(reasons))
 
 
 def _index(pair: tuple[SampledChoice, TriePosition | None]) -> int:
     return pair[0].index
 
 
-def refusal(record: CompletionRecord, choice: SampledChoice | None, *, prompted: bool | None = None) -> str | None:
-    """Why a reply belongs into no trace; None where it does. ``choice`` None: the call gave no reply at all.
+def exclusion_reason(
+    record: CompletionRecord, choice: SampledChoice | None, *, has_prompt_ids: bool | None = None
+) -> str | None:
+    """Why a reply belongs in no trace; None where it does. ``choice`` None: the call gave no reply at all.
 
-    ``prompted``: whether the ids of the prompt are known; None: the record itself says.
+    ``has_prompt_ids``: whether the ids of the prompt are known; None: the record itself shows it.
     """
     if record.kind is CallKind.AUX:
         return "aux"
@@ -176,61 +187,33 @@ def refusal(record: CompletionRecord, choice: SampledChoice | None, *, prompted:
         return "no_ids"
     if not len(choice.token_ids):
         return "empty_reply"
-    if prompted is None:
-        prompted = record.prompt_ids is not None and len(record.prompt_ids) > 0
-    return None if prompted else "no_prompt_ids"
+    if has_prompt_ids is None:
+        has_prompt_ids = record.prompt_ids is not None and len(record.prompt_ids) > 0
+    return None if has_prompt_ids else "no_prompt_ids"
 
 
-def untrained_reason(choice: SampledChoice, *, sound: bool = False) -> str | None:
+def untrained_reason(choice: SampledChoice, *, logprobs_valid: bool = False) -> str | None:
     """Why a reply's tokens are never trained though its ids are known; None where they are.
 
-    ``sound``: its log-probs were looked at before, and are some.
+    ``logprobs_valid``: its log-probs were checked before.
     """
     if not choice.trainable:
         return reason_code(choice.untrainable_reason)
     if choice.logprobs is None:
         return "no_logprobs"
-    return None if sound or are_logprobs([choice.logprobs]) else "logprob_unknown"
+    return None if logprobs_valid or all_logprobs_valid([choice.logprobs]) else "logprob_unknown"
 
 
-def are_logprobs(arrays: Sequence[npt.NDArray[np.float32]]) -> bool:
+def all_logprobs_valid(arrays: Sequence[npt.NDArray[np.float32]]) -> bool:
     """Whether every value can be the log-probability of a sampled token."""
     values = np.concatenate(arrays) if arrays else np.zeros(0)
     return not len(values) or bool(LOWEST_LOGPROB < values.min() <= values.max() <= HIGHEST_LOGPROB)
 
 
 def reason_code(text: str | None) -> str:
-    """The leading word of a producer's reason, so that reasons can be counted by name."""
+    """The leading identifier of a producer's reason, so that reasons can be counted by name."""
     found = re.match(r"[a-z0-9_]{1,64}", text or "")
     return found.group() if found else "untrainable"
-
-
-def reply_units(
-    record: CompletionRecord, choice: SampledChoice, start: int = 0, stop: int | None = None
-) -> Iterator[TokenRange]:
-    """Units of reply tokens ``start`` to ``stop`` (None: the end), split where the version changes."""
-    position = 0
-    for version, length in record.versions_of(choice):
-        low, high = max(position, start), position + length if stop is None else min(position + length, stop)
-        position += length
-        if low < high:
-            yield TokenRange(record.completion_id, choice.index, low, high, version or record.policy.before)
-
-
-def captured_units(record: CompletionRecord) -> tuple[TokenRange, ...]:
-    """All that a record holds: its replies' tokens, and the engine's own count where ids are missing (rule L1)."""
-    units = [unit for choice in record.choices for unit in reply_units(record, choice)]
-    return (*units, *_counted_units(record))
-
-
-def _counted_units(record: CompletionRecord) -> Iterator[TokenRange]:
-    without = [choice.index for choice in record.choices if choice.token_ids is None]
-    if record.usage_completion_tokens is None or (record.choices and not without):
-        return
-    known = sum(len(choice.token_ids) for choice in record.choices if choice.token_ids is not None)
-    if record.usage_completion_tokens > known:
-        index = min(without, default=0)
-        yield TokenRange(record.completion_id, index, 0, record.usage_completion_tokens - known, record.policy.before)
 
 
 def by_reason(items: Iterable[Excluded]) -> tuple[ExcludedUnits, ...]:

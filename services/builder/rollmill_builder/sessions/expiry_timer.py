@@ -1,4 +1,4 @@
-"""When open sessions expire. A timer only asks: the session ends when its record is read back (rule E2)."""
+"""When open sessions expire. A timer only appends a record: the session ends when that is read back (rule E2)."""
 
 from __future__ import annotations
 
@@ -10,72 +10,74 @@ from rollmill.models import SessionExpired
 from rollmill_builder.sessions.session_state import OpenSession, session_key
 
 REPEAT_SECONDS = 30.0
-"""A timer's record that came to nothing, since its transaction failed, is sent again after this."""
+"""A timer's record without effect, because its transaction failed, is sent again after this."""
 
 MANY_SESSIONS = 5_000
-"""So many open sessions make the timer look half as often, twice as many a third as often: a look takes its time."""
+"""With this many open sessions the timer checks half as often, with twice as many a third as often: a check takes time
+for each session."""
 
 Reason = Literal["deadline", "idle", "memory_budget"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _Observation:
     """What a timer remembers of one session, by its own clock."""
 
     since: float
-    """When the session was first looked at."""
+    """When the session was first checked."""
     calls: int
     changed: float
     """When its number of calls was last seen to change."""
-    asked: float | None = None
-    """When its expiry was asked for, with this number of calls; None: not yet."""
+    requested: float | None = None
+    """When its expiry was last requested, with this number of calls; None: not yet."""
 
 
 class ExpiryTimer:
     """Finds sessions past their deadline or idle time. One for each task.
 
-    It looks at most once in ``every`` seconds, and more seldom where there are many sessions.
+    It checks at most once in ``every`` seconds, and less often where there are many sessions.
 
-    A session that is overdue when it is first looked at counts from that moment: its event times are missing, or are
+    A session that is overdue when it is first checked counts from that moment: its event times are missing, or are
     another clock's, or its calls are replayed. Idle counts from the last call's event time, and no earlier than that
-    call was seen. What a timer remembers may be lost: then sessions live longer, never shorter.
+    call was seen. What a timer remembers may be lost: then sessions stay open longer, never shorter.
     """
 
     def __init__(self, every: float) -> None:
         self._every = every
         self._next = 0.0
-        self._sights: dict[str, _Sight] = {}
+        self._observations: dict[str, _Observation] = {}
 
-    def rests(self, now: float) -> bool:
-        """Whether it is too early to look again."""
+    def too_early(self, now: float) -> bool:
+        """Whether the next check is not due yet."""
         return now < self._next
 
-    def due(self, sessions: Sequence[OpenSession], now: float, victims: Collection[str]) -> Iterator[SessionExpired]:
+    def due(self, sessions: Sequence[OpenSession], now: float, excess: Collection[str]) -> Iterator[SessionExpired]:
+        """The expiries to send. ``excess``: keys of the sessions that have to end because memory is short."""
         self._next = now + self._every * (1 + len(sessions) // MANY_SESSIONS)
-        before, self._sights = self._sights, {}
+        before, self._observations = self._observations, {}
         for session in sessions:
             key = session_key(session.session_id, session.attempt)
-            sight = _seen(before.get(key), session, now)
-            reason = _reason(session, sight, now) or ("memory_budget" if key in victims else None)
-            if reason is not None and (sight.asked is None or now >= sight.asked + REPEAT_SECONDS):
-                sight = replace(sight, asked=now)
+            observed = _observe(before.get(key), session, now)
+            reason = _reason(session, observed, now) or ("memory_budget" if key in excess else None)
+            if reason is not None and (observed.requested is None or now >= observed.requested + REPEAT_SECONDS):
+                observed = replace(observed, requested=now)
                 yield _expired(session, reason, now)
-            self._sights[key] = sight
+            self._observations[key] = observed
 
 
-def _seen(before: _Sight | None, session: OpenSession, now: float) -> _Sight:
+def _observe(before: _Observation | None, session: OpenSession, now: float) -> _Observation:
     calls = len(session.calls)
     if before is None:
-        return _Sight(now, calls, now)
-    return before if before.calls == calls else _Sight(before.since, calls, now)
+        return _Observation(now, calls, now)
+    return before if before.calls == calls else _Observation(before.since, calls, now)
 
 
-def _reason(session: OpenSession, sight: _Sight, now: float) -> Reason | None:
+def _reason(session: OpenSession, observed: _Observation, now: float) -> Reason | None:
     limit = session.deadline_seconds
-    overdue_at_sight = sight.since >= session.opened_at + limit
-    if now >= (sight.since if overdue_at_sight else session.opened_at) + limit:
+    overdue_at_first = observed.since >= session.opened_at + limit
+    if now >= (observed.since if overdue_at_first else session.opened_at) + limit:
         return "deadline"
-    return "idle" if now >= max(session.last_at, sight.changed) + session.idle_seconds else None
+    return "idle" if now >= max(session.last_at, observed.changed) + session.idle_seconds else None
 
 
 def _expired(session: OpenSession, reason: Reason, now: float) -> SessionExpired:

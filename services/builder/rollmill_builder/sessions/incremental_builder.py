@@ -1,4 +1,4 @@
-"""Incremental custom builders: fed with each call as it is accepted, live and at restore alike."""
+"""Incremental custom builders: they get each call as it is accepted, live and at restore alike."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from rollmill.strategies import BaseIncrementalBuilder, BaseTrajectoryBuilder, S
 Registry = StrategyRegistry[BaseTrajectoryBuilder]
 
 MAX_ERROR = 2000
-"""Characters of a foreign error that are kept."""
+"""Characters of a custom builder's error that are kept."""
 
 
 class FoldingFailedError(Exception):
-    """A builder raised when it was given a call."""
+    """A builder raised when it was given a call. The class's name is part of the trajectory's error text."""
 
 
 @dataclass(frozen=True)
-class Folded:
+class IncrementalBuild:
     """A builder, and its state after some calls."""
 
     builder: BaseIncrementalBuilder[Any] | None
     state: Any
     error: str | None = None
-    """Where it failed; then nothing more is given to it, and the session ends with this error."""
+    """Where it failed; then it gets no further call, and the session ends with this error."""
 
-    def then(self, record: CompletionRecord) -> Folded:
+    def add(self, record: CompletionRecord) -> IncrementalBuild:
+        """The build after one more call."""
         if self.builder is None or self.error is not None:
             return self
         builder = self.builder
@@ -43,7 +44,9 @@ class Folded:
         return self.builder.finish(self.state, session)
 
 
-def folded(registry: Registry, spec: SessionSpec, records: list[CompletionRecord]) -> Folded | None:
+def incremental_build(
+    registry: Registry, spec: SessionSpec, records: list[CompletionRecord]
+) -> IncrementalBuild | None:
     """The calls of a session in a fresh builder; None where the session's builder is not incremental."""
     try:
         if not issubclass(registry.find(spec.builder.strategy), BaseIncrementalBuilder):
@@ -53,19 +56,19 @@ def folded(registry: Registry, spec: SessionSpec, records: list[CompletionRecord
         return None
     if not isinstance(builder, BaseIncrementalBuilder):
         return None
-    found = _guarded(builder, builder.start)
+    build = _guarded(builder, builder.start)
     for record in records:
-        found = found.then(record)
-    return found
+        build = build.add(record)
+    return build
 
 
-def described(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Type and text of an error, without memory addresses: the same session gives the same bytes (rule E3)."""
     return re.sub(r"0x[0-9a-fA-F]+", "0x", f"{type(error).__name__}: {error}")[:MAX_ERROR]
 
 
-def _guarded(builder: BaseIncrementalBuilder[Any], step: Callable[[], Any]) -> Folded:
+def _guarded(builder: BaseIncrementalBuilder[Any], step: Callable[[], Any]) -> IncrementalBuild:
     try:
-        return Folded(builder, step())
+        return IncrementalBuild(builder, step())
     except Exception as error:  # noqa: BLE001  # foreign code may raise anything, and no session may be lost by it
-        return Folded(builder, None, described(error))
+        return IncrementalBuild(builder, None, error_text(error))

@@ -1,4 +1,4 @@
-"""The records that the builder sends, and what it counts of them."""
+"""The records that the builder sends, and the counters of a session's end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from rollmill.models import (
 from rollmill.runtime.stream.processor import OutputRecord
 from rollmill.topics import BUILT, OUTCOMES
 from rollmill_builder.merging.closed_session import ClosedSession
-from rollmill_builder.merging.sampled_calls import captured_units, reason_code
-from rollmill_builder.sessions.finalize import fitting
+from rollmill_builder.merging.sampled_calls import reason_code
+from rollmill_builder.sessions.finalize import fit_to_limit
+from rollmill_builder.storage.call_parts import captured_units
 
 STAGE = "builder"
 
@@ -28,14 +29,14 @@ UNITS_PER_OUTCOME = 2000
 """Keeps an outcome far below its topic's limit."""
 
 
-def captured(record: CompletionRecord) -> tuple[OutputRecord, ...]:
-    """The outcome that opens the account of a record's tokens; none for a record without tokens."""
+def captured_outcomes(record: CompletionRecord) -> tuple[OutputRecord, ...]:
+    """Outcomes that report a record's tokens as captured; none for a record without tokens."""
     return tuple(_outcomes(record, Disposition.CAPTURED, captured_units(record), None))
 
 
-def late(record: CompletionRecord) -> tuple[OutputRecord, ...]:
-    """A call after its session's end: captured, and at once excluded."""
-    return (*captured(record), *_outcomes(record, Disposition.EXCLUDED, captured_units(record), "late"))
+def late_outcomes(record: CompletionRecord) -> tuple[OutputRecord, ...]:
+    """Of a call after its session's end: captured, and at once excluded."""
+    return (*captured_outcomes(record), *_outcomes(record, Disposition.EXCLUDED, captured_units(record), "late"))
 
 
 def _outcomes(
@@ -65,17 +66,17 @@ def _chunks(
         yield OutputRecord(OUTCOMES, session_id, part)
 
 
-def built(
-    ended: ClosedSession, trajectory: Trajectory, largest: int
+def closing_records(
+    closed: ClosedSession, trajectory: Trajectory, largest: int
 ) -> tuple[Trajectory, bytes, tuple[OutputRecord, ...]]:
     """The trajectory as sent, its bytes, and all records of a session's end.
 
     Manifest header and value together stay within ``largest`` bytes, so that the broker takes the record. A value that
-    may lie outside the log leaves the whole record to the manifest.
+    may be sent as a claim check (a blob outside Kafka) leaves the whole record to the manifest.
     """
     header = manifest_header(trajectory.manifest)
     most = largest if len(header[1]) < BUILT.max_bytes // 2 else BUILT.max_bytes
-    sent, value = fitting(ended, trajectory, most, len(header[1]))
+    sent, value = fit_to_limit(closed, trajectory, most, len(header[1]))
     if sent is not trajectory:
         header = manifest_header(Manifest(session_id=sent.session_id, attempt=sent.attempt))
     first = OutputRecord(BUILT, sent.session_id, value, headers=((CONTENT_TYPE, MSGPACK.encode()), header))

@@ -1,30 +1,79 @@
-"""What the builder keeps of a session: an open session's calls, and a marker of a closed one."""
+"""What the builder keeps of a session, in memory and in the changelog: its calls while it is open, a marker afterwards.
+
+A `CallUpdate` refers to earlier updates of its own key only. They are applied in the order of the input, by restore as
+well, and deleted together (rule G1), so whatever an update refers to is there.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from rollmill.codec import encode
+from pydantic import Field
+
+from rollmill.codec import CONTENT_TYPE, MSGPACK, decode, encode
 from rollmill.models import (
     CompletionRecord,
     CompletionSession,
     EventTime,
+    Identifier,
     Record,
     SessionOpened,
     SessionSpec,
     SessionStatus,
 )
-from rollmill_builder.sessions.incremental_builder import Folded
-from rollmill_builder.storage.call_parts import Parts, pack_rest
-from rollmill_builder.storage.call_store import CallLog
-from rollmill_builder.storage.changelog_records import CallDelta, OpenedDelta, read_packed
-from rollmill_builder.storage.digests import HASH_BYTES, id_hash
+from rollmill_builder.sessions.incremental_builder import IncrementalBuild
+from rollmill_builder.storage.call_parts import HASH_BYTES, CallParts, id_hash, pack_rest
+from rollmill_builder.storage.call_store import CallEntry, CallLog
+from rollmill_builder.storage.sequence_store import SharedPrefix
+
+CHANGELOG_HEADERS = ((CONTENT_TYPE, MSGPACK.encode()),)
+
+
+class OpenedUpdate(Record):
+    """How a session was opened."""
+
+    kind: Literal["opened"] = "opened"
+    session_id: Identifier
+    attempt: int
+    event: SessionOpened
+
+
+class CallUpdate(Record):
+    """One accepted call, by what it shares with earlier ones."""
+
+    kind: Literal["call"] = "call"
+    session_id: Identifier
+    attempt: int
+    completion_id: Identifier
+    digest: bytes
+    """Of the record as received: the same id with another digest is a conflict (rule S1)."""
+    started_at: EventTime
+    ended_at: EventTime
+    rest: bytes
+    """The record without the sequences below."""
+    prompt: SharedPrefix | None
+    replies: tuple[bytes | None, ...]
+    messages: SharedPrefix | None
+    texts: tuple[bytes | None, ...]
+    tools: bytes | None
+
+
+SessionUpdate = Annotated[OpenedUpdate | CallUpdate, Field(discriminator="kind")]
+
+
+def read_update(payload: bytes) -> OpenedUpdate | CallUpdate:
+    update: OpenedUpdate | CallUpdate = decode(SessionUpdate, payload, CHANGELOG_HEADERS)
+    return update
+
+
+def read_packed(kind: Any, payload: bytes) -> Any:
+    return decode(kind, payload, CHANGELOG_HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a session asked for: packed, since most of it is needed once, and there are many open sessions."""
+    """What a session was opened with: packed, since most of it is needed once, and there are many open sessions."""
 
     packed: bytes
     at: float
@@ -53,8 +102,8 @@ class OpenSession:
     """Earliest event time of a record, whatever came first; 0.0: unknown."""
     last_at: float = 0.0
     calls: CallLog = field(default_factory=CallLog)
-    folded: Folded | None = field(default=None, compare=False)
-    """What an incremental custom builder has made of the calls; None where the builder is none."""
+    incremental: IncrementalBuild | None = field(default=None, compare=False)
+    """What an incremental custom builder has made of the calls; None where the session's builder is not incremental."""
 
     @property
     def spec(self) -> SessionSpec:
@@ -74,15 +123,15 @@ class OpenSession:
 
     def record(self, number: int) -> CompletionRecord:
         """A call, in order of acceptance, with its prompt."""
-        return self.calls.whole(number, self.session_id, self.attempt)
+        return self.calls.full_record(number, self.session_id, self.attempt)
 
     def records(self) -> list[CompletionRecord]:
         return [self.record(number) for number in range(len(self.calls))]
 
-    def delta(self, record: CompletionRecord, parts: Parts, digest: bytes) -> CallDelta:
+    def call_update(self, record: CompletionRecord, parts: CallParts, digest: bytes) -> CallUpdate:
         """What the changelog has to hold of a further call. ``parts``, ``digest``: of the record."""
-        prompt, messages = self.calls.share(parts)
-        return CallDelta(
+        prompt, messages = self.calls.own_store().content.share(parts)
+        return CallUpdate(
             session_id=self.session_id,
             attempt=self.attempt,
             completion_id=record.completion_id,
@@ -97,19 +146,20 @@ class OpenSession:
             tools=parts.tools,
         )
 
-    def take(self, delta: OpenedDelta | CallDelta) -> OpenSession:
-        """The session with a delta folded in."""
-        if isinstance(delta, OpenedDelta):
-            opening = Opening.of(delta.event)
+    def updated(self, update: OpenedUpdate | CallUpdate) -> OpenSession:
+        """The session with an update applied."""
+        if isinstance(update, OpenedUpdate):
+            opening = Opening.of(update.event)
             return replace(self, opening=opening, **self._times(opening.at, opening.at))
-        times = self._times(delta.started_at or delta.ended_at, delta.ended_at)
-        return replace(self, calls=self.calls.append(delta), **times)
+        entry = CallEntry(update.completion_id, update.digest, update.rest, update.tools)
+        calls = self.calls.append(entry, update.prompt, update.messages, (update.replies, update.texts))
+        return replace(self, calls=calls, **self._times(update.started_at or update.ended_at, update.ended_at))
 
-    def _times(self, began: float, ended: float) -> dict[str, Any]:
-        known = [at for at in (self.first_at, began) if at]
-        return {"first_at": min(known, default=0.0), "last_at": max(self.last_at, ended)}
+    def _times(self, start: float, end: float) -> dict[str, Any]:
+        known = [at for at in (self.first_at, start) if at]
+        return {"first_at": min(known, default=0.0), "last_at": max(self.last_at, end)}
 
-    def ended(self, at: float, status: SessionStatus, **end: Any) -> CompletionSession:
+    def closed(self, at: float, status: SessionStatus, **end: Any) -> CompletionSession:
         """The session with its end, without its calls."""
         return CompletionSession(
             session_id=self.session_id,
@@ -133,15 +183,15 @@ class ClosedMarker(Record):
     """8-byte hashes of the completion ids, one after the other."""
 
     def knows(self, completion_id: str) -> bool:
-        mark = id_hash(completion_id)
-        return any(self.known[at : at + HASH_BYTES] == mark for at in range(0, len(self.known), HASH_BYTES))
+        wanted = id_hash(completion_id)
+        return any(self.known[at : at + HASH_BYTES] == wanted for at in range(0, len(self.known), HASH_BYTES))
 
     def with_late(self, completion_id: str) -> ClosedMarker:
         return self.model_copy(update={"known": self.known + id_hash(completion_id)})
 
 
-class Sweep(Record):
-    """When markers were last looked through, in event time."""
+class MarkerSweep(Record):
+    """When markers of closed sessions were last searched for expired ones, in event time."""
 
     at: EventTime
 

@@ -1,6 +1,6 @@
-"""Every sampled token of a session is claimed exactly once: by a trace's mask, or by an exclusion with its reason.
+"""Every sampled token of a session is accounted for exactly once: trained by a trace, or excluded with a reason.
 
-What a builder says is checked against the records, not believed: claims twice, of tokens that nobody sampled, or with
+A builder's trajectory is checked against the records: tokens accounted for twice, tokens that were never sampled, and
 other ids or log-probs than the record's are errors; what it leaves out is excluded as ``builder_dropped``.
 """
 
@@ -27,7 +27,8 @@ from rollmill.models import (
     append_run,
 )
 from rollmill_builder.merging.closed_session import ClosedSession
-from rollmill_builder.merging.sampled_calls import by_reason, captured_units, refusal, reply_units, untrained_reason
+from rollmill_builder.merging.sampled_calls import by_reason, exclusion_reason, untrained_reason
+from rollmill_builder.storage.call_parts import captured_units, reply_units
 
 TRAINABLE_STATUSES = frozenset({"incomplete", "client_gone"})
 """Not trained by default; a custom builder may: the tokens and their log-probs are real."""
@@ -38,13 +39,13 @@ class AccountingError(RollmillError):
 
 
 @dataclass(frozen=True)
-class Reply:
+class RecordedReply:
     """A reply as the records have it; ``tokens`` counts what was captured of it."""
 
     record: CompletionRecord
     choice: SampledChoice | None
     tokens: int
-    prompted: bool
+    has_prompt_ids: bool
 
     def units(self, start: int, stop: int) -> tuple[TokenRange, ...]:
         if self.choice is not None and self.choice.token_ids is not None:
@@ -53,51 +54,57 @@ class Reply:
         return (TokenRange(self.record.completion_id, index, start, stop, self.record.policy.before),)
 
     @property
-    def loss(self) -> str:
-        """Reason for tokens of it that the builder says nothing of."""
+    def default_reason(self) -> str:
+        """For tokens of it that the trajectory neither trains nor excludes."""
         untrained = None if self.choice is None else untrained_reason(self.choice)
-        return self.refusal or untrained or "builder_dropped"
+        return self.exclusion_reason or untrained or "builder_dropped"
 
     @property
-    def refusal(self) -> str | None:
-        return refusal(self.record, self.choice, prompted=self.prompted)
+    def exclusion_reason(self) -> str | None:
+        return exclusion_reason(self.record, self.choice, has_prompt_ids=self.has_prompt_ids)
 
 
-Replies = Mapping[tuple[str, int], Reply]
+ReplyName = tuple[str, int]
+"""Completion id and choice."""
+
+Replies = Mapping[ReplyName, RecordedReply]
 
 
-class Claim(NamedTuple):
+class AccountedRange(NamedTuple):
+    """Tokens of a reply that a trace trains or an exclusion names."""
+
     start: int
     stop: int
-    by: str
+    source: str
+    """Which trace or exclusion, for messages."""
 
 
-def settle(session: ClosedSession | CompletionSession, built: Trajectory) -> Trajectory:
+def account_tokens(session: ClosedSession | CompletionSession, built: Trajectory) -> Trajectory:
     """``built`` with complete exclusions and the records' versions. Raises AccountingError."""
     replies = _replies(session if isinstance(session, ClosedSession) else ClosedSession.of(session))
-    traces = tuple(_checked(trace, f"trace {place}", replies) for place, trace in enumerate(built.traces))
-    claims: dict[tuple[str, int], list[Claim]] = {}
-    excluded = [(item.reason, _normal(item, replies)) for item in built.excluded]
-    for name, claim in chain(_trained(traces), _excluded(excluded)):
-        claims.setdefault(name, []).append(claim)
-    left = [item for name, reply in replies.items() for item in _unclaimed(name, reply, claims.get(name, []))]
-    return built.model_copy(update={"traces": traces, "excluded": by_reason([*excluded, *left])})
+    traces = tuple(_checked(trace, f"trace {number}", replies) for number, trace in enumerate(built.traces))
+    accounted: dict[ReplyName, list[AccountedRange]] = {}
+    excluded = [(item.reason, _record_units(item, replies)) for item in built.excluded]
+    for name, tokens in chain(_trained(traces), _excluded(excluded)):
+        accounted.setdefault(name, []).append(tokens)
+    rest = [item for name, reply in replies.items() for item in _unaccounted(name, reply, accounted.get(name, []))]
+    return built.model_copy(update={"traces": traces, "excluded": by_reason([*excluded, *rest])})
 
 
-def _replies(ended: ClosedSession) -> Replies:
-    replies: dict[tuple[str, int], Reply] = {}
-    for item in ended.calls:
-        record = item.record
+def _replies(closed: ClosedSession) -> Replies:
+    replies: dict[ReplyName, RecordedReply] = {}
+    for call in closed.sorted_calls:
+        record = call.record
         choices = {choice.index: choice for choice in record.choices}
         for unit in captured_units(record):
             name = unit.completion_id, unit.choice
-            replies[name] = Reply(record, choices.get(unit.choice), unit.stop, item.prompted)
+            replies[name] = RecordedReply(record, choices.get(unit.choice), unit.stop, call.has_prompt_ids)
     return replies
 
 
-def _reply(name: tuple[str, int], where: str, replies: Replies) -> Reply:
+def _reply(name: ReplyName, where: str, replies: Replies) -> RecordedReply:
     if name not in replies:
-        raise AccountingError(f"{where} names completion {name[0]} choice {name[1]}, which holds no sampled tokens")
+        raise AccountingError(f"{where} names completion {name[0]} choice {name[1]}, which has no sampled tokens")
     return replies[name]
 
 
@@ -115,7 +122,7 @@ def _checked(trace: Trace, where: str, replies: Replies) -> Trace:
 def _check_turn(trace: Trace, turn: TraceTurn, where: str, replies: Replies) -> None:
     reply = _reply((turn.completion_id, turn.choice), where, replies)
     choice, span = reply.choice, slice(turn.start, turn.stop)
-    reason = None if choice is None else reply.refusal or untrained_reason(choice)
+    reason = None if choice is None else reply.exclusion_reason or untrained_reason(choice)
     if (
         choice is None
         or choice.token_ids is None
@@ -145,36 +152,37 @@ def _versions(trace: Trace, trained: list[TraceTurn], replies: Replies) -> list[
     return runs
 
 
-def _normal(item: ExcludedUnits, replies: Replies) -> tuple[TokenRange, ...]:
+def _record_units(item: ExcludedUnits, replies: Replies) -> tuple[TokenRange, ...]:
     """Excluded units with the records' versions."""
     where = f"excluded({item.reason})"
     spans = ((_reply((unit.completion_id, unit.choice), where, replies), unit) for unit in item.units)
     return tuple(part for reply, unit in spans for part in reply.units(unit.start, unit.stop))
 
 
-def _trained(traces: tuple[Trace, ...]) -> Iterator[tuple[tuple[str, int], Claim]]:
-    for place, trace in enumerate(traces):
+def _trained(traces: tuple[Trace, ...]) -> Iterator[tuple[ReplyName, AccountedRange]]:
+    for number, trace in enumerate(traces):
         for turn in trace.turns:
             if turn.trained:
-                yield (turn.completion_id, turn.choice), Claim(0, turn.stop - turn.start, f"trace {place}")
+                yield (turn.completion_id, turn.choice), AccountedRange(0, turn.stop - turn.start, f"trace {number}")
 
 
-def _excluded(excluded: list[tuple[str, tuple[TokenRange, ...]]]) -> Iterator[tuple[tuple[str, int], Claim]]:
+def _excluded(excluded: list[tuple[str, tuple[TokenRange, ...]]]) -> Iterator[tuple[ReplyName, AccountedRange]]:
     for reason, units in excluded:
         for unit in units:
-            yield (unit.completion_id, unit.choice), Claim(unit.start, unit.stop, f"excluded({reason})")
+            yield (unit.completion_id, unit.choice), AccountedRange(unit.start, unit.stop, f"excluded({reason})")
 
 
-def _unclaimed(
-    name: tuple[str, int], reply: Reply, claims: list[Claim]
+def _unaccounted(
+    name: ReplyName, reply: RecordedReply, accounted: list[AccountedRange]
 ) -> Iterator[tuple[str, tuple[TokenRange, ...]]]:
-    """The gaps between claims, with their reason. Raises AccountingError where two claims overlap."""
+    """The gaps between the ranges, with their reason. Raises AccountingError where two ranges overlap."""
     position, before = 0, "nothing"
-    for claim in [*sorted(claims), Claim(reply.tokens, reply.tokens, "the end")]:
-        if claim.start < position:
+    for tokens in [*sorted(accounted), AccountedRange(reply.tokens, reply.tokens, "the end")]:
+        if tokens.start < position:
             raise AccountingError(
-                f"completion {name[0]} choice {name[1]}: token {claim.start} is claimed by {before} and by {claim.by}"
+                f"completion {name[0]} choice {name[1]}: token {tokens.start} is accounted for twice, "
+                f"by {before} and by {tokens.source}"
             )
-        if claim.start > position:
-            yield reply.loss, reply.units(position, claim.start)
-        position, before = claim.stop, claim.by
+        if tokens.start > position:
+            yield reply.default_reason, reply.units(position, tokens.start)
+        position, before = tokens.stop, tokens.source

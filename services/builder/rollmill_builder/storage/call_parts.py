@@ -1,8 +1,13 @@
-"""A call taken apart: token ids and texts, which repeat from call to call, and the rest, which is small."""
+"""A call taken apart: token ids and texts, which repeat from call to call, and the rest, which is small.
+
+Beside it, what identifies a call (its digest) and what it adds to the account of tokens (its captured ranges).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from rollmill.models import CompletionRecord, SampledChoice, dump_json
-from rollmill_builder.storage.buffer import Bytes
-from rollmill_builder.storage.chat_messages import Message, messages_of, parse_object, tools_of
+from rollmill.errors import PoisonRecordError
+from rollmill.models import CompletionRecord, Record, SampledChoice, TokenRange, dump_json
+from rollmill_builder.storage.trie import Bytes
 
-APART: dict[str, Any] = {
+Message = dict[str, Any]
+"""A chat message."""
+
+SEQUENCE_FIELDS: dict[str, Any] = {
     "session_id": True,
     "attempt": True,
     "completion_id": True,
@@ -28,13 +36,14 @@ APART: dict[str, Any] = {
 """What the rest of a record is without."""
 
 SEPARATOR = b","
+HASH_BYTES = 8
 
 Tails = tuple[Sequence[bytes | None], Sequence[bytes | None]]
 """Packed ids of the replies, and their texts."""
 
 
-class Parts(NamedTuple):
-    """What a call's sequences are; None: it has none."""
+class CallParts(NamedTuple):
+    """The sequences of a call; None: it has none."""
 
     prompt: Bytes | None
     """Packed token ids."""
@@ -49,28 +58,29 @@ class Parts(NamedTuple):
     """Canonical JSON of the request without its messages."""
 
 
-def parts_of(record: CompletionRecord) -> Parts:
+def parts_of(record: CompletionRecord) -> CallParts:
     """Of the request only messages and tools stay, of the response the replies: no trace shows more."""
-    messages, tools, others = (None, None, None) if record.request is None else _request(record.request)
-    return Parts(
+    messages, tools, others = (None, None, None) if record.request is None else _request_parts(record.request)
+    return CallParts(
         prompt=None if record.prompt_ids is None else _view(record.prompt_ids),
         replies=tuple(None if item.token_ids is None else item.token_ids.tobytes() for item in record.choices),
         messages=messages,
-        texts=tuple(_text(choice, record.response) for choice in record.choices),
+        texts=tuple(_reply_text(choice, record.response) for choice in record.choices),
         tools=tools,
         others=others,
     )
 
 
-def _request(text: bytes) -> tuple[bytes | None, bytes | None, bytes]:
-    """Messages, tools, and all but the messages. The text is parsed once: it is as long as all that was said."""
+def _request_parts(text: bytes) -> tuple[bytes | None, bytes | None, bytes]:
+    """Messages, tools, and all but the messages. The text holds the whole conversation, so it is parsed only once."""
     body = orjson.loads(text)
     request = body if isinstance(body, dict) else {}
-    messages = messages_of(request)
-    if messages is None:
-        return None, tools_of(request), dump_json(body)
+    messages, tools = request.get("messages"), request.get("tools")
+    tools_json = dump_json(tools) if tools else None
+    if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
+        return None, tools_json, dump_json(body)
     others = {name: value for name, value in request.items() if name != "messages"}
-    return text_of_messages(messages), tools_of(request), dump_json(others)
+    return text_of_messages(messages), tools_json, dump_json(others)
 
 
 def _view(ids: npt.NDArray[np.int32]) -> Bytes:
@@ -81,16 +91,16 @@ def _view(ids: npt.NDArray[np.int32]) -> Bytes:
 def text_of_messages(messages: Sequence[Message]) -> bytes:
     """The text that `messages_of_text` reads.
 
-    Fields that are null are left out, but the content: an engine says them, a client that repeats its reply may not,
-    and the two should be one text.
+    Fields that are null are left out, except ``content``: an engine writes them, a client that repeats the reply may
+    not, and the two should be one text.
     """
     if not messages:
         return b""
-    told = [_told(message) if None in message.values() else message for message in messages]
-    return dump_json(told)[1:-1] + SEPARATOR
+    kept = [_without_nulls(message) if None in message.values() else message for message in messages]
+    return dump_json(kept)[1:-1] + SEPARATOR
 
 
-def _told(message: Message) -> Message:
+def _without_nulls(message: Message) -> Message:
     return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
@@ -100,16 +110,24 @@ def messages_of_text(text: bytes) -> tuple[Message, ...]:
     return tuple(found["messages"]) if found else ()
 
 
-def _text(choice: SampledChoice, response: bytes | None) -> bytes | None:
+def parse_object(text: bytes | None) -> dict[str, Any] | None:
+    """The JSON object in ``text``; None where there is none."""
+    if text is None:
+        return None
+    found = orjson.loads(text)
+    return found if isinstance(found, dict) else None
+
+
+def _reply_text(choice: SampledChoice, response: bytes | None) -> bytes | None:
     """The reply's message; from the response body where the choice itself has none."""
     if choice.message is not None:
         message = parse_object(choice.message)
     else:
-        message = None if response is None else _answered(choice.index, response)
+        message = None if response is None else _message_of_response(choice.index, response)
     return None if message is None else text_of_messages((message,))
 
 
-def _answered(index: int, response: bytes) -> Message | None:
+def _message_of_response(index: int, response: bytes) -> Message | None:
     found = (parse_object(response) or {}).get("choices")
     items = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
     messages = (item.get("message") for item in items if item.get("index", 0) == index)
@@ -117,10 +135,10 @@ def _answered(index: int, response: bytes) -> Message | None:
 
 
 def pack_rest(record: CompletionRecord) -> bytes:
-    """A record without its sequences, its id, and whatever is as it is by default."""
-    usual, usual_choice = _usual()
-    data = _unusual(record.model_dump(mode="python", exclude=APART), usual)
-    data["choices"] = [_unusual(choice, usual_choice) for choice in data.get("choices", ())]
+    """A record without its sequences, its id, and the fields that have their default values."""
+    default, default_choice = _defaults()
+    data = _changed(record.model_dump(mode="python", exclude=SEQUENCE_FIELDS), default)
+    data["choices"] = [_changed(choice, default_choice) for choice in data.get("choices", ())]
     packed: bytes = msgpack.packb(data)
     return packed
 
@@ -138,12 +156,85 @@ def unpack_rest(rest: bytes, identity: Mapping[str, Any], tails: Tails) -> Compl
 
 
 @cache
-def _usual() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a record and a choice say if nothing was said."""
+def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a record and of a choice where nothing was set."""
     record = CompletionRecord(session_id="s", completion_id="c", choices=(SampledChoice(),))
-    data = record.model_dump(mode="python", exclude=APART)
+    data = record.model_dump(mode="python", exclude=SEQUENCE_FIELDS)
     return data, data["choices"][0]
 
 
-def _unusual(fields: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value != usual[name]}
+def _changed(fields: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value != default[name]}
+
+
+def reply_units(
+    record: CompletionRecord, choice: SampledChoice, start: int = 0, stop: int | None = None
+) -> Iterator[TokenRange]:
+    """Ranges of reply tokens ``start`` to ``stop`` (None: the end), split where the version changes."""
+    position = 0
+    for version, length in record.versions_of(choice):
+        low, high = max(position, start), position + length if stop is None else min(position + length, stop)
+        position += length
+        if low < high:
+            yield TokenRange(record.completion_id, choice.index, low, high, version or record.policy.before)
+
+
+def captured_units(record: CompletionRecord) -> tuple[TokenRange, ...]:
+    """All that a record holds: its replies' tokens, and the engine's own count where ids are missing (rule L1)."""
+    units = [unit for choice in record.choices for unit in reply_units(record, choice)]
+    return (*units, *counted_units(record))
+
+
+def counted_units(record: CompletionRecord) -> Iterator[TokenRange]:
+    """The tokens that the engine counted beyond those with ids in the record."""
+    without = [choice.index for choice in record.choices if choice.token_ids is None]
+    if record.usage_completion_tokens is None or (record.choices and not without):
+        return
+    known = sum(len(choice.token_ids) for choice in record.choices if choice.token_ids is not None)
+    if record.usage_completion_tokens > known:
+        index = min(without, default=0)
+        yield TokenRange(record.completion_id, index, 0, record.usage_completion_tokens - known, record.policy.before)
+
+
+def id_hash(completion_id: str) -> bytes:
+    return hashlib.blake2b(completion_id.encode(), digest_size=HASH_BYTES).digest()
+
+
+def content_digest(record: Record) -> bytes:
+    """Digest of a record's content, however it was encoded. Raises PoisonRecordError ``invalid``."""
+    with _json_errors_as_poison():
+        return hashlib.blake2b(_canonical(record), digest_size=16).digest()
+
+
+def call_digest(record: CompletionRecord) -> tuple[bytes, CallParts]:
+    """The same for a call, and its parts. Raises PoisonRecordError ``invalid``."""
+    with _json_errors_as_poison():
+        parts = parts_of(record)
+        digest = hashlib.blake2b(_canonical(record.model_copy(update={"request": None})), digest_size=16)
+        for part in (parts.others, parts.messages):
+            digest.update(_length_prefixed(b"none", b"") if part is None else _length_prefixed(b"some", part))
+        return digest.digest(), parts
+
+
+@contextmanager
+def _json_errors_as_poison() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise PoisonRecordError("invalid", f"the record holds what JSON cannot represent: {error}") from error
+
+
+def _canonical(value: Any) -> bytes:
+    if isinstance(value, Record):
+        return b"".join(_length_prefixed(name.encode(), _canonical(item)) for name, item in value)
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, bytes):
+        return dump_json(orjson.loads(value))
+    if isinstance(value, tuple):
+        return b"".join(_length_prefixed(b"", _canonical(item)) for item in value)
+    return dump_json(value)
+
+
+def _length_prefixed(name: bytes, content: bytes) -> bytes:
+    return b"%s %d:%s" % (name, len(content), content)

@@ -1,4 +1,7 @@
-"""The calls of an open session: each token and each byte of text once, however often requests repeat them."""
+"""The calls of an open session: each token and each byte of text once, however often requests repeat them.
+
+`CallLog` is what a session holds, `CallStore` what its logs share, `CallContent` the stored bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,52 +14,53 @@ import numpy as np
 
 from rollmill.errors import FatalError
 from rollmill.models import CompletionRecord
-from rollmill_builder.storage.buffer import TOKEN_BYTES, Bytes
-from rollmill_builder.storage.call_parts import SEPARATOR, Parts, Tails, parts_of, unpack_rest
-from rollmill_builder.storage.changelog_records import CallDelta
-from rollmill_builder.storage.sequences import SequenceStore, Shared
+from rollmill_builder.storage.call_parts import SEPARATOR, CallParts, Tails, parts_of, unpack_rest
+from rollmill_builder.storage.sequence_store import Head, SequenceStore, SharedPrefix
 from rollmill_builder.storage.spill import Extent, SpillFile
+from rollmill_builder.storage.trie import TOKEN_BYTES
 
 CALL_OVERHEAD = 1_200
 """Bytes that Python and the engine's bookkeeping add to a call; `make bench-builder-memory` measures them."""
 
 
-Head = Shared | Bytes | None
-"""A prompt, or messages: by what is held already, or in full."""
-
-
-class Entry(NamedTuple):
+class CallEntry(NamedTuple):
     """One call without its sequences."""
 
     completion_id: str
     digest: bytes
     rest: bytes | CompletionRecord
-    """Packed; the record itself where it lives on elsewhere."""
+    """Packed; the record itself where it stays in memory for another owner."""
     tools: bytes | None
 
 
 @dataclass(slots=True)
-class Content:
-    """All that a session's calls hold."""
+class CallContent:
+    """The content of a session's calls, numbered in order of acceptance."""
 
     ids: SequenceStore = field(default_factory=lambda: SequenceStore(TOKEN_BYTES))
     """Prompts, each followed by its replies."""
     text: SequenceStore = field(default_factory=lambda: SequenceStore(1))
     """Messages of requests, each followed by the replies as messages."""
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[CallEntry] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
-    """Places in ``entries`` by completion id."""
+    """Indices of ``entries`` by completion id."""
 
-    def add(self, entry: Entry, prompt: Head, messages: Head, tails: Tails) -> None:
+    def add(self, entry: CallEntry, prompt: Head, messages: Head, tails: Tails) -> None:
         self.ids.add(prompt, tails[0])
         self.text.add(messages, tails[1])
         self.numbers[entry.completion_id] = len(self.entries)
         self.entries.append(entry)
 
-    def parts(self, number: int) -> Parts:
-        prompt, *replies = _sequences(self.ids, number)
-        messages, *texts = _sequences(self.text, number)
-        return Parts(prompt, tuple(replies), messages, tuple(texts), self.entries[number].tools, None)
+    def parts(self, number: int) -> CallParts:
+        prompt, *replies = self.ids.read(number)
+        messages, *texts = self.text.read(number)
+        return CallParts(prompt, tuple(replies), messages, tuple(texts), self.entries[number].tools, None)
+
+    def share(self, parts: CallParts) -> tuple[SharedPrefix | None, SharedPrefix | None]:
+        """Prompt and messages of a further call, by what is stored already."""
+        prompt = None if parts.prompt is None else self.ids.share(parts.prompt)
+        messages = None if parts.messages is None else self.text.share(parts.messages)
+        return prompt, messages
 
     def dump(self) -> bytes:
         entries = [(entry.completion_id, entry.digest, entry.rest, entry.tools) for entry in self.entries]
@@ -64,37 +68,31 @@ class Content:
         return packed
 
     @classmethod
-    def load(cls, data: bytes) -> Content:
+    def load(cls, data: bytes) -> CallContent:
         ids, text, packed = msgpack.unpackb(data)
-        entries = [Entry(*entry) for entry in packed]
+        entries = [CallEntry(*entry) for entry in packed]
         numbers = {entry.completion_id: number for number, entry in enumerate(entries)}
         return cls(SequenceStore.load(TOKEN_BYTES, ids), SequenceStore.load(1, text), entries, numbers)
 
 
-def _sequences(lines: SequenceStore, number: int) -> list[bytes | None]:
-    head, tails = lines.head(number), lines.tails(number)
-    start = 0 if head is None else head.end
-    found = [None if place is None else lines.trie.read(place, start) for place in tails]
-    return [None if head is None else lines.trie.read(head), *found]
-
-
 class CallStore:
-    """Content that grows, and that can lie in a spill file while nobody looks at it."""
+    """Content that grows, and that can be moved to a spill file until it is read again."""
 
     __slots__ = ("_content", "_extent", "length", "size")
 
     def __init__(self) -> None:
-        self._content: Content | None = Content()
+        self._content: CallContent | None = CallContent()
         self._extent: Extent | None = None
         self.length = 0
         self.size = 0
-        """Bytes of content, wherever they lie."""
+        """Bytes of content, in memory or in the file."""
 
     @property
-    def content(self) -> Content:
+    def content(self) -> CallContent:
+        """Reads it back into memory where it was spilled. Raises FatalError where the file has lost it."""
         if self._content is None:
             assert self._extent is not None  # noqa: S101  # one of the two is always there
-            self._content, self._extent = Content.load(_read(self._extent)), None
+            self._content, self._extent = CallContent.load(_read(self._extent)), None
         return self._content
 
     @property
@@ -104,12 +102,12 @@ class CallStore:
     def spill(self, file: SpillFile) -> bool:
         """Move the content to ``file``; False: there is no room in it."""
         if self._content is not None:
-            self._extent = file.put(self._content.dump())
+            self._extent = file.write(self._content.dump())
             if self._extent is not None:
                 self._content = None
         return self.spilled
 
-    def add(self, entry: Entry, prompt: Shared | None, messages: Shared | None, tails: Tails) -> None:
+    def add(self, entry: CallEntry, prompt: SharedPrefix | None, messages: SharedPrefix | None, tails: Tails) -> None:
         if self.length and entry.tools == (last := self.content.entries[-1]).tools:
             entry = entry._replace(tools=last.tools)
         elif entry.tools is not None:
@@ -120,13 +118,13 @@ class CallStore:
         rest = len(entry.rest) if isinstance(entry.rest, bytes) else 0
         self.size += heads + rest + CALL_OVERHEAD + sum(len(tail) for some in tails for tail in some if tail)
 
-    def copied(self, length: int) -> CallStore:
+    def copy_of_first(self, length: int) -> CallStore:
         """A store of the first ``length`` calls."""
         store = CallStore()
         for number in range(length):
             parts = self.content.parts(number)
-            shared = _shared(store.content, parts)
-            store.add(self.content.entries[number], *shared, (parts.replies, parts.texts))
+            prompt, messages = store.content.share(parts)
+            store.add(self.content.entries[number], prompt, messages, (parts.replies, parts.texts))
         return store
 
 
@@ -135,16 +133,13 @@ def _read(extent: Extent) -> bytes:
     try:
         data = extent.read()
     except OSError as error:
-        raise FatalError(f"the spill file cannot be read: {error}") from error
+        raise FatalError(f"the spill file cannot be read; a restart restores its sessions: {error}") from error
     if len(data) != extent.size:
-        raise FatalError(f"the spill file holds {len(data)} bytes where {extent.size} were written")
+        raise FatalError(
+            f"the spill file returned {len(data)} bytes of {extent.size} that were written; "
+            "a restart restores its sessions"
+        )
     return data
-
-
-def _shared(content: Content, parts: Parts) -> tuple[Shared | None, Shared | None]:
-    prompt = None if parts.prompt is None else content.ids.share(parts.prompt)
-    messages = None if parts.messages is None else content.text.share(parts.messages)
-    return prompt, messages
 
 
 class CallLog:
@@ -166,24 +161,21 @@ class CallLog:
         content = store.content
         for record in records:
             prompt, replies, messages, texts, tools, _ = parts_of(record)
-            content.add(Entry(record.completion_id, b"", record, tools), prompt, messages, (replies, texts))
+            content.add(CallEntry(record.completion_id, b"", record, tools), prompt, messages, (replies, texts))
             store.length += 1
         return cls(store)
 
-    def share(self, parts: Parts) -> tuple[Shared | None, Shared | None]:
-        """Prompt and messages of a further call, by what is held already."""
-        return _shared(self.newest().content, parts)
-
-    def append(self, delta: CallDelta) -> CallLog:
-        store = self.newest()
-        entry = Entry(delta.completion_id, delta.digest, delta.rest, delta.tools)
-        store.add(entry, delta.prompt, delta.messages, (delta.replies, delta.texts))
+    def append(
+        self, entry: CallEntry, prompt: SharedPrefix | None, messages: SharedPrefix | None, tails: Tails
+    ) -> CallLog:
+        store = self.own_store()
+        store.add(entry, prompt, messages, tails)
         return CallLog(store)
 
-    def newest(self) -> CallStore:
-        """The store, without calls that this log does not see: those were rolled back."""
+    def own_store(self) -> CallStore:
+        """The store with this log's calls and no others: those that it does not see were rolled back."""
         if self._store.length != self._length:
-            self._store = self._store.copied(self._length)
+            self._store = self._store.copy_of_first(self._length)
         return self._store
 
     def digest_of(self, completion_id: str) -> bytes | None:
@@ -192,7 +184,7 @@ class CallLog:
         return content.entries[number].digest if number < self._length else None
 
     @property
-    def content(self) -> Content:
+    def content(self) -> CallContent:
         return self._store.content
 
     def __len__(self) -> int:
@@ -205,10 +197,10 @@ class CallLog:
         if isinstance(entry.rest, CompletionRecord):
             return entry.rest
         identity = {"session_id": session_id, "attempt": attempt, "completion_id": entry.completion_id}
-        tails = _sequences(content.ids, number)[1:], _sequences(content.text, number)[1:]
+        tails = content.ids.read(number)[1:], content.text.read(number)[1:]
         return unpack_rest(entry.rest, identity, tails)
 
-    def whole(self, number: int, session_id: str, attempt: int) -> CompletionRecord:
+    def full_record(self, number: int, session_id: str, attempt: int) -> CompletionRecord:
         """A call with its prompt and, of its request, messages and tools."""
         parts = self._store.content.parts(number)
         prompt = None if parts.prompt is None else np.frombuffer(parts.prompt, dtype="<i4")
@@ -220,12 +212,12 @@ class CallLog:
 
     __hash__ = None  # type: ignore[assignment]  # it compares by content
 
-    def _compared(self) -> Iterator[tuple[Entry, Parts]]:
+    def _compared(self) -> Iterator[tuple[CallEntry, CallParts]]:
         content = self._store.content
         return ((content.entries[number], content.parts(number)) for number in range(self._length))
 
 
-def _request(parts: Parts) -> bytes | None:
+def _request(parts: CallParts) -> bytes | None:
     tools = [] if parts.tools is None else [b'"tools":' + parts.tools]
     messages = [] if parts.messages is None else [b'"messages":[%s]' % parts.messages.removesuffix(SEPARATOR)]
     return b"{%s}" % b",".join([*messages, *tools]) if messages or tools else None

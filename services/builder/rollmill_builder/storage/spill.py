@@ -11,7 +11,7 @@ PAGE = 4096
 
 
 class Extent:
-    """A stretch of a spill file. Its pages are free again once nobody holds it any more."""
+    """A range of a spill file. Its pages are free again once the last reference to it is gone."""
 
     __slots__ = ("_file", "_free", "offset", "pages", "size")
 
@@ -27,30 +27,30 @@ class Extent:
 
 
 class SpillFile:
-    """An unnamed temporary file in ``directory`` (None: the system's), of at most ``most`` bytes.
+    """An unnamed temporary file in ``directory`` (None: the system's), of at most ``max_bytes`` bytes.
 
     It vanishes with the process, however that ends. Errors of the disk are raised as OSError.
     """
 
-    def __init__(self, directory: Path | None, most: int) -> None:
-        self._directory, self._most = directory, most
+    def __init__(self, directory: Path | None, max_bytes: int) -> None:
+        self._directory, self._max_bytes = directory, max_bytes
         self._opened: IO[bytes] | None = None
         self._end = 0
-        self._holes: dict[int, list[int]] = {}
-        """Offsets of free stretches by their number of pages."""
-        self.held = 0
-        """Bytes in use, in whole pages."""
+        self._free: dict[int, list[int]] = {}
+        """Offsets of free extents by their number of pages."""
+        self.used_bytes = 0
+        """In whole pages."""
 
-    def put(self, data: bytes) -> Extent | None:
-        """Where ``data`` lies now; None: it does not fit into the file any more."""
+    def write(self, data: bytes) -> Extent | None:
+        """Where ``data`` is stored; None: it does not fit into the file any more."""
         pages = _pages(len(data))
-        offset = self._place(pages)
+        offset = self._allocate(pages)
         if offset is None:
             return None
         file = self._file()
         file.seek(offset)
         file.write(data)
-        self.held += pages * PAGE
+        self.used_bytes += pages * PAGE
         return Extent(self, offset, len(data), self._release)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -68,29 +68,29 @@ class SpillFile:
 
     def _file(self) -> IO[bytes]:
         if self._opened is None:
-            self._opened = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  # as long as its extents live
+            self._opened = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  # open while extents refer to it
         return self._opened
 
-    def _place(self, pages: int) -> int | None:
-        holes = self._holes.get(pages)
-        if holes:
-            return holes.pop()
-        if self._end + pages * PAGE > self._most:
+    def _allocate(self, pages: int) -> int | None:
+        free = self._free.get(pages)
+        if free:
+            return free.pop()
+        if self._end + pages * PAGE > self._max_bytes:
             return None
         offset, self._end = self._end, self._end + pages * PAGE
         return offset
 
     def _release(self, offset: int, pages: int) -> None:
-        self.held -= pages * PAGE
-        self._holes.setdefault(pages, []).append(offset)
-        if not self.held and self._opened is not None and not self._opened.closed:
+        self.used_bytes -= pages * PAGE
+        self._free.setdefault(pages, []).append(offset)
+        if not self.used_bytes and self._opened is not None and not self._opened.closed:
             self._opened.truncate(0)
             self._end = 0
-            self._holes.clear()
+            self._free.clear()
 
 
 def _pages(size: int) -> int:
-    """Pages of a stretch for ``size`` bytes, in steps of a quarter: a session that grows fits into others' holes."""
+    """Pages of an extent for ``size`` bytes, in steps of a quarter: a session that grows can reuse others'."""
     pages = max(1, -(-size // PAGE))
     step = 1 << max(0, pages.bit_length() - 3)
     return -(-pages // step) * step

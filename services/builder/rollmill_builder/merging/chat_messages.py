@@ -1,38 +1,14 @@
-"""Chat messages as far as the builder reads them: is a reply still the same in a later request?"""
+"""What a later request did to a reply: chat messages compared as far as a chat template renders them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from rollmill.models import dump_json
-
-Message = dict[str, Any]
-
-
-def parse_object(text: bytes | None) -> dict[str, Any] | None:
-    """The JSON object in ``text``; None where there is none."""
-    if text is None:
-        return None
-    found = orjson.loads(text)
-    return found if isinstance(found, dict) else None
+from rollmill_builder.storage.call_parts import Message
 
 
-def messages_of(request: Mapping[str, Any]) -> list[Message] | None:
-    """The chat messages of a request body; None where it has none, or other things among them."""
-    found = request.get("messages")
-    return found if isinstance(found, list) and all(isinstance(item, dict) for item in found) else None
-
-
-def tools_of(request: Mapping[str, Any]) -> bytes | None:
-    """Canonical JSON of a request's tools; None where there are none."""
-    found = request.get("tools")
-    return dump_json(found) if found else None
-
-
-def system_of(messages: tuple[Message, ...]) -> list[str]:
+def system_prompts(messages: tuple[Message, ...]) -> list[str]:
     return [text_of(item.get("content")) for item in messages if item.get("role") in ("system", "developer")]
 
 
@@ -52,7 +28,7 @@ def reply_change(reply: Message, copy: Message) -> str | None:
 
 
 def _text_change(reply: str, copy: str) -> str:
-    """Thinking that stood in the text itself is cut from its front by many clients and templates."""
+    """Many clients and templates cut thinking from the front of the text itself."""
     stripped = "</think>" in reply and reply.rpartition("</think>")[2].strip() == copy.strip()
     return "reasoning_stripped" if stripped else "reply_differs"
 
@@ -75,15 +51,8 @@ def text_of(content: Any) -> str:
 
 
 def _is_text(part: Any) -> bool:
-    return (
-        isinstance(part, dict) and "text" in part["type"] and isinstance(part.get("text"), str)
-        if _typed(part)
-        else False
-    )
-
-
-def _typed(part: Any) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("type"), str)
+    typed = isinstance(part, dict) and isinstance(part.get("type"), str)
+    return typed and "text" in part["type"] and isinstance(part.get("text"), str)
 
 
 def reasoning_of(message: Message) -> str:

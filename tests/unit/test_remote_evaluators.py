@@ -24,13 +24,13 @@ from rollmill.strategies import (
 )
 from rollmill.testing.http.stub_http_server import Asked, Reply, Script, StubHttpServer, in_turn, stub_http_server
 from rollmill.testing.samples.trajectories import sample_trace
-from rollmill_evaluator.consumer.concurrent_consumer import Received
-from rollmill_evaluator.delivery.record_handler import RecordHandler, class_of
-from rollmill_evaluator.grading import Grader, Limits
+from rollmill_evaluator.consumer.in_flight import ReceivedRecord
+from rollmill_evaluator.delivery.record_handler import RecordHandler, resource_class_of
+from rollmill_evaluator.grading import EvaluationLimits, Grader
 from rollmill_evaluator.settings import EvaluatorSettings
-from rollmill_evaluator.worker import surroundings
+from rollmill_evaluator.worker import evaluation_context
 
-LIMITS = Limits(seconds=20.0, attempts=3, retry_seconds=0.0, bytes=2**20)
+LIMITS = EvaluationLimits(seconds=20.0, attempts=3, retry_seconds=0.0, bytes=2**20)
 KEY = "a shared key"
 
 
@@ -49,7 +49,7 @@ async def graded(
     strategy: str, config: dict[str, Any], services: dict[str, ExternalService] | None = None, **limits: Any
 ) -> Evaluation:
     context = EvaluationContext(deadline_seconds=0.0, services=services or {})
-    grader = Grader(evaluator_registry(), Limits(**{**vars(LIMITS), **limits}), SystemClock(), context)
+    grader = Grader(evaluator_registry(), EvaluationLimits(**{**vars(LIMITS), **limits}), SystemClock(), context)
     return await grader.grade(session(), "digest", EvaluatorSpec(strategy=strategy, config=config))
 
 
@@ -190,7 +190,7 @@ def test_a_garbled_signature_is_refused(signature: str) -> None:
 async def test_an_unknown_service_is_named() -> None:
     evaluation = await graded("http", {"service": "elsewhere"}, {"rewards": ExternalService("http://127.0.0.1:1")})
     assert evaluation.not_graded == "unknown_service"
-    assert "rewards is" in evaluation.metadata["error"]
+    assert "which has: rewards" in evaluation.metadata["error"]
 
 
 @pytest.mark.parametrize("strategy", ["http", "llm_judge"])
@@ -198,7 +198,7 @@ async def test_where_only_services_may_be_named_a_url_is_not_asked(strategy: str
     with service(said(outcome_reward=1.0)) as running:
         config = {"url": running.url} if strategy == "http" else judge(running.url)
         spec = EvaluatorSpec(strategy=strategy, config=config)
-        context = surroundings(EvaluatorSettings(evaluator_any_url=False))
+        context = evaluation_context(EvaluatorSettings(evaluator_any_url=False))
         evaluation = await Grader(evaluator_registry(), LIMITS, SystemClock(), context).grade(session(), "d", spec)
     assert evaluation.not_graded == "url_not_allowed"
     assert running.asked == []
@@ -387,7 +387,7 @@ def test_a_composite_belongs_to_the_heaviest_of_its_parts() -> None:
     ]
     for parts, expected in classes:
         spec = EvaluatorSpec(strategy="composite", config={"parts": parts})
-        assert class_of(evaluator_registry(), spec) is expected
+        assert resource_class_of(evaluator_registry(), spec) is expected
 
 
 # ---- who answers what ------------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ async def answered_by(resource_class: ResourceClass | None, *specs: EvaluatorSpe
     async def publish(_: str, value: bytes) -> None:
         said.add(orjson.loads(value)["evaluator"])
 
-    answering = RecordHandler(
+    handler = RecordHandler(
         Grader(evaluator_registry(), LIMITS, SystemClock()),
         publish,
         Metrics("evaluator"),
@@ -408,7 +408,7 @@ async def answered_by(resource_class: ResourceClass | None, *specs: EvaluatorSpe
         resource_class=resource_class,
     )
     value = encode(session(spec=SessionSpec(evaluators=specs)))
-    await answering.answer(Received(0, 0, value, ()))
+    await handler.handle(ReceivedRecord(0, 0, value, ()))
     return said
 
 
@@ -437,7 +437,7 @@ def test_keys_of_services_come_from_the_settings_and_are_not_shown() -> None:
     )
     assert "k1" not in repr(settings)
     assert KEY not in repr(settings)
-    found = surroundings(settings).services["rewards"]
+    found = evaluation_context(settings).services["rewards"]
     assert (found.url, found.api_key, found.signing_key) == ("https://r.example", "k1", KEY)
 
 
@@ -450,8 +450,8 @@ JUDGE = {**HTTP, "model": "m", "rubric": "r"}
 @pytest.mark.parametrize(
     ("strategy", "config", "complaint"),
     [
-        ("http", {}, "give `service`"),
-        ("http", {**HTTP, "service": "both"}, "give `service`"),
+        ("http", {}, "give either `service`"),
+        ("http", {**HTTP, "service": "both"}, "give either `service`"),
         ("http", {"url": "file:///etc/passwd"}, "url"),
         ("http", {**HTTP, "include": ["everything"]}, "include"),
         ("http", {**HTTP, "retry": 3}, "retry"),
@@ -461,7 +461,7 @@ JUDGE = {**HTTP, "model": "m", "rubric": "r"}
         ("llm_judge", {**JUDGE, "include": ["tokens"]}, "not tokens"),
         ("composite", {"parts": []}, "parts"),
         ("composite", {"parts": [{"strategy": "nobody"}]}, "unknown evaluator 'nobody'"),
-        ("composite", {"parts": [{"strategy": "http"}]}, "give `service`"),
+        ("composite", {"parts": [{"strategy": "http"}]}, "give either `service`"),
         ("composite", {"parts": [{"strategy": "reported"}, {"strategy": "reported"}]}, "share one name"),
         ("composite", {"parts": [{"strategy": "reported", "weight": 0}]}, "above 0"),
         ("composite", {"parts": [{"strategy": "reported"}], "not_graded": "ignore"}, "not_graded"),

@@ -2,8 +2,8 @@
 
 What a job sees: /usr (with /bin and /lib), some files of /etc and the configured tools, all read-only; its own /proc,
 /dev, a work folder and /tmp; itself as the only processes; a network with nothing but its own loopback. It runs without
-capabilities and cannot make namespaces; a seccomp filter refuses what namespaces do not confine. If the service crashes,
-the kernel ends the sandbox with it.
+capabilities and cannot make namespaces; a seccomp filter refuses what namespaces do not confine. If the service
+crashes, the kernel ends the sandbox with it.
 """
 
 from __future__ import annotations

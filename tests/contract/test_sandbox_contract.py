@@ -167,5 +167,5 @@ async def test_a_job_that_cannot_be_is_refused(sandbox: Sandbox) -> None:
             Job((Step.shell("a", "true"),), files={path: b""})
     with pytest.raises(ValueError, match="above 0"):
         JobLimits(processes=0)
-    with pytest.raises(InvalidInputError, match="knows no images"):
+    with pytest.raises(InvalidInputError, match="has no images"):
         await sandbox.run(Job((Step.shell("a", "true"),), image=IMAGE))

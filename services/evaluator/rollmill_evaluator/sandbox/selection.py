@@ -69,7 +69,7 @@ class LazySandbox:
                 self._found = await self.find()
                 self._searched_at = time.monotonic()
                 why = self._found.why if isinstance(self._found, NoSandbox) else None
-                log.info("sandbox", sandbox=self.name, available=why is None, why=why)
+                log.info("sandbox searched for", sandbox=self.name, available=why is None, why=why)
         return self._found
 
     def _is_due(self) -> bool:

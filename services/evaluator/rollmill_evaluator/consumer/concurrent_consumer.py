@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -87,7 +87,7 @@ class ConcurrentConsumer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read until ``stop``; then wait for running records, commit and leave. Raises what ``handle`` raised."""
-        self._consumer.subscribe([self._topic_name], listener=_RebalanceListener(self))
+        self._consumer.subscribe([self._topic_name], listener=_RebalanceListener(self, self._in_flight.fail))
         async with asyncio.timeout(self._limits.join_seconds):
             await self._consumer.start()
         try:
@@ -194,10 +194,6 @@ class ConcurrentConsumer:
         self._assigned.set()
         self.joined.set()
 
-    def fail(self, error: BaseException) -> None:
-        """End the loop with ``error``."""
-        self._in_flight.fail(error)
-
     def _forget(self, lost: Collection[TopicPartition]) -> None:
         self._in_flight.cancel(lost)
         for topic_partition in lost:
@@ -225,22 +221,22 @@ class ConcurrentConsumer:
 
 
 class _RebalanceListener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka only logs what a callback raises: here it ends the loop."""
+    """aiokafka only logs what a callback raises: here ``fail`` gets it, which ends the loop."""
 
-    def __init__(self, consumer: ConcurrentConsumer) -> None:
-        self._consumer = consumer
+    def __init__(self, consumer: ConcurrentConsumer, fail: Callable[[BaseException], None]) -> None:
+        self._consumer, self._fail = consumer, fail
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:  # noqa: ARG002  # always all
         try:
             await self._consumer.on_revoked()
         except Exception as error:  # noqa: BLE001  # handed on to the loop
-            self._consumer.fail(error)
+            self._fail(error)
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         try:
             await self._consumer.on_assigned(assigned)
         except Exception as error:  # noqa: BLE001  # handed on to the loop
-            self._consumer.fail(error)
+            self._fail(error)
 
 
 async def run_member(consumer: ConcurrentConsumer, context: ServiceContext, part: str) -> None:

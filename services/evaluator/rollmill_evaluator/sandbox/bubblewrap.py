@@ -83,7 +83,7 @@ class Bubblewrap:
             *_system(),
             *_devices(),
             *_writable(job.limits),
-            *_bound(tool for tool in self.tools if not _below(tool, Path("/usr"))),  # they may be below /tmp
+            *_bound(tool for tool in self.tools if not tool.is_relative_to("/usr")),  # they may be below /tmp
             *("--symlink", WORK, TESTBED),
             *(option for path, source in job.mounts.items() for option in ("--ro-bind", str(source), path)),
             *_file_options(descriptors),
@@ -128,10 +128,6 @@ def _system() -> Iterator[str]:
 def _bound(paths: Iterable[Path]) -> Iterator[str]:
     for path in paths:
         yield from ("--ro-bind", str(path), str(path))
-
-
-def _below(path: Path, folder: Path) -> bool:
-    return path.is_relative_to(folder)
 
 
 def _devices() -> tuple[str, ...]:

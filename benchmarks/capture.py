@@ -67,7 +67,7 @@ async def _capture(kafka: EmbeddedKafka, engine: Running, directory: Path) -> As
         "ROLLMILL_PROBE": "false",
     }
     async with service_process("rollmill_capture", environment) as service:
-        await service.says(b"capture listens")
+        await service.wait_for_log(b"capture listens")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             for number in range(SESSIONS):
                 (await http.post("/v1/sessions", json={"session_id": f"s{number}"})).raise_for_status()

@@ -1,4 +1,4 @@
-"""``python -m chaos``: seeds one after the other. Exit code 0: nothing was lost, doubled or otherwise wrong."""
+"""``python -m chaos``: one run for each seed. Exit code 0: nothing was lost, doubled or otherwise wrong."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from chaos.campaign import RunSpec, available_kinds, mutation_line, run_all, summary_line
+from chaos.faults.fault_plan import FaultKind, mutation_plan, plan
 from chaos.mutations import Mutation
-from chaos.runs import Job, damage, possible_kinds, run_jobs, summed_up
-from chaos.schedule import Kind, mutation_plan, plan
 
 FAILED = 1
 
@@ -33,7 +33,7 @@ def main(
         if mutations:
             names = list(Mutation) if mutations == "all" else [Mutation(name) for name in mutations.split(",")]
             raise SystemExit(_check_harness(directory, names, pause))
-        wanted = [Kind(kind) for kind in kinds.split(",") if kind] or list(Kind)
+        wanted = [FaultKind(kind) for kind in kinds.split(",") if kind] or list(FaultKind)
         raise SystemExit(_run_seeds(directory, range(first, first + seeds), faults, wanted, pause))
 
 
@@ -46,19 +46,23 @@ def _directory(wanted: Path | None) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _run_seeds(directory: Path, seeds: range, faults: int, wanted: list[Kind], pause: float) -> int:
-    kinds = possible_kinds(directory, wanted)
-    jobs = [Job(f"seed-{seed}", seed, plan(seed, faults, kinds)) for seed in seeds]
-    verdicts = asyncio.run(run_jobs(directory, jobs, pause))
-    print(json.dumps(summed_up(verdicts)), flush=True)
-    return 0 if all(verdict.passed for verdict in verdicts) else FAILED
+def _run_seeds(directory: Path, seeds: range, faults: int, wanted: list[FaultKind], pause: float) -> int:
+    kinds = available_kinds(directory, wanted)
+    specs = [RunSpec(f"seed-{seed}", seed, plan(seed, faults, kinds)) for seed in seeds]
+    results = asyncio.run(run_all(directory, specs, pause))
+    print(json.dumps(summary_line(results)), flush=True)
+    return 0 if all(result.passed for result in results) else FAILED
 
 
 def _check_harness(directory: Path, mutations: list[Mutation], pause: float) -> int:
-    """Exit code 0 where each of the mutations was found out."""
-    possible_kinds(directory, ())
-    jobs = [Job(mutation.value, number, mutation_plan(mutation), mutation) for number, mutation in enumerate(mutations)]
-    found = [damage(*pair) for pair in zip(mutations, asyncio.run(run_jobs(directory, jobs, pause)), strict=True)]
+    """Exit code 0 where every mutation was detected."""
+    available_kinds(directory, ())
+    specs = [
+        RunSpec(mutation.value, number, mutation_plan(mutation), mutation) for number, mutation in enumerate(mutations)
+    ]
+    found = [
+        mutation_line(*pair) for pair in zip(mutations, asyncio.run(run_all(directory, specs, pause)), strict=True)
+    ]
     for line in found:
         print(json.dumps(line), flush=True)
     return 0 if all(line["found"] for line in found) else FAILED

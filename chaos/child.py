@@ -1,5 +1,5 @@
-"""Runs a service as it is, with a clock that can be put, failpoints for its next start, and, for the check of the
-harness itself, a mutation.
+"""Runs a service unchanged, but with a clock that can be shifted, failpoints for one start, and, to check the harness
+itself, a mutation.
 
     python -m chaos.child DIRECTORY NAME MODULE [ARGUMENT …]
 """
@@ -11,14 +11,14 @@ import runpy
 import sys
 from pathlib import Path
 
-from chaos.clock import CLOCK_FILE, PutClock
+from chaos.clock import CLOCK_FILE, ShiftedClock
 from chaos.mutations import MUTATION, apply
 
 FAILPOINTS = "ROLLMILL_FAILPOINTS"
 
 
 def failpoints_file(directory: Path, name: str) -> Path:
-    """What is armed at the next start of a service, and at that one alone."""
+    """The file with the failpoints of a service's next start; that start deletes it."""
     return directory / f"{name}.failpoints"
 
 
@@ -27,8 +27,8 @@ def main(directory: Path, name: str, module: str, *arguments: str) -> None:
     if module != "chaos.trainer":
         import rollmill.runtime.app  # noqa: PLC0415  # after the failpoints are in the environment
 
-        put = PutClock(directory / CLOCK_FILE)
-        vars(rollmill.runtime.app)["SystemClock"] = lambda: put
+        clock = ShiftedClock(directory / CLOCK_FILE)
+        vars(rollmill.runtime.app)["SystemClock"] = lambda: clock
     if mutation := os.environ.get(MUTATION):
         apply(mutation)
     sys.argv = [module, *arguments]

@@ -1,4 +1,4 @@
-"""A clock that the harness can put, for all processes at once: the system's, and what a file says on top."""
+"""A clock that the harness can shift for all processes at once: the system's time plus the offset in a file."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import time
 from pathlib import Path
 
 CLOCK_FILE = "clock"
-LOOK_SECONDS = 0.05
+READ_SECONDS = 0.05
 
 
-class PutClock:
+class ShiftedClock:
     """Implements `rollmill.runtime.telemetry.clock.Clock`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._offset = 0.0
-        self._looked = -LOOK_SECONDS
+        self._read_at = -READ_SECONDS
 
     def now(self) -> float:
         """Seconds since the epoch, by this clock."""
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._read_at >= READ_SECONDS:
+            self._read_at = time.monotonic()
             self._offset = float(self._file.read_text()) if self._file.exists() else 0.0
         return time.time() + self._offset
 
 
-def put(file: Path, offset: float) -> None:
-    """Set all clocks that read ``file`` to the system's time plus ``offset`` seconds."""
+def shift(file: Path, offset: float) -> None:
+    """Shift all clocks that read ``file`` to the system's time plus ``offset`` seconds."""
     new = file.with_suffix(".new")
     new.write_text(str(offset))
     new.replace(file)

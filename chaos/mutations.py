@@ -1,4 +1,4 @@
-"""Faults put into the product on purpose, in its child processes alone: a harness that cannot fail proves nothing."""
+"""Faults put into the product on purpose, only in child processes: a harness that cannot fail proves nothing."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MUTATION = "CHAOS_MUTATION"
 
 class Mutation(StrEnum):
     UNAWAITED_SENDS = "unawaited-sends"
-    """Transactions are committed without looking at what became of their records."""
+    """Transactions are committed without checking whether their records were sent."""
     NO_CHANGELOG = "no-changelog"
-    """State is kept in memory alone."""
+    """State is kept in memory only."""
     NO_FENCING = "no-fencing"
-    """Every process has a transactional id of its own, and none asks who owns the task."""
+    """Every process has its own transactional id, and none checks who owns the task."""
 
 
 def apply(name: str) -> None:
     """Change this process. Raises ValueError for an unknown name."""
     changes: dict[Mutation, Callable[[], None]] = {
-        Mutation.UNAWAITED_SENDS: _await_no_sends,
-        Mutation.NO_CHANGELOG: _write_no_changelog,
-        Mutation.NO_FENCING: _fence_nobody,
+        Mutation.UNAWAITED_SENDS: _ignore_sends,
+        Mutation.NO_CHANGELOG: _drop_changelog,
+        Mutation.NO_FENCING: _disable_fencing,
     }
     changes[Mutation(name)]()
 
@@ -40,7 +40,7 @@ def _replace(owner: type, name: str, value: object) -> None:
     setattr(owner, name, value)
 
 
-def _await_no_sends() -> None:
+def _ignore_sends() -> None:
     async def run(
         self: Transaction,
         records: Sequence[ProducerRecord],
@@ -64,26 +64,26 @@ def _await_no_sends() -> None:
     _replace(Transaction, "run", run)
 
 
-def _write_no_changelog() -> None:
-    whole: Callable[..., None] = BatchProcessor._add
+def _drop_changelog() -> None:
+    original: Callable[..., None] = BatchProcessor._add
 
     def add(self: BatchProcessor[Any], work: TransactionBatch, *rest: Any) -> None:
-        whole(self, work, *rest)
+        original(self, work, *rest)
         changelog = self._identity.changelog.topic
         work.records = [record for record in work.records if record.topic != changelog]
 
     _replace(BatchProcessor, "_add", add)
 
 
-def _fence_nobody() -> None:
+def _disable_fencing() -> None:
     producer: Callable[..., AIOKafkaProducer] = KafkaClients.producer
 
-    def own(self: KafkaClients, transactional_id: str | None = None, **options: Any) -> AIOKafkaProducer:
+    def unique(self: KafkaClients, transactional_id: str | None = None, **options: Any) -> AIOKafkaProducer:
         named = None if transactional_id is None else f"{transactional_id}.{uuid.uuid4().hex}"
         return producer(self, named, **options)
 
-    async def ask_nobody(_self: Task[Any]) -> None:
+    async def never_refuse(_self: Task[Any]) -> None:
         return None
 
-    _replace(KafkaClients, "producer", own)
-    _replace(Task, "_refuse_if_superseded", ask_nobody)
+    _replace(KafkaClients, "producer", unique)
+    _replace(Task, "_refuse_if_superseded", never_refuse)

@@ -1,4 +1,4 @@
-"""Everything that one seed runs: broker, a proxy for each client, engine, services, trainer. All end with the block."""
+"""The processes of one run: broker, a proxy for each client, engine, services, trainer. All end with the block."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.chronicle import Chronicle
-from chaos.dialogue import play
+from chaos.load.scripted_conversation import respond
 from chaos.mutations import MUTATION, Mutation
-from chaos.proxy import Proxy
+from chaos.network_proxy import NetworkProxy
+from chaos.supervisor_log import SupervisorLog
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka, Listener
 from rollmill.runtime.supervisor import Program, RestartPolicy, Supervisor, kafka_environment
@@ -25,7 +25,7 @@ from rollmill.testing.processes import free_port
 
 BUILDERS = ("builder-0", "builder-1")
 STAGES = (*BUILDERS, "reward-merger", "batcher")
-"""Own tasks by transactional ids: a second process of one takes them over."""
+"""They own tasks by transactional ids: a second process of one takes its tasks over."""
 SERVICES = ("capture", *BUILDERS, "evaluator", "reward-merger", "batcher")
 TRAINER = "trainer"
 CLIENTS = (*SERVICES, TRAINER)
@@ -41,21 +41,21 @@ MODULES = {
 ROOT = Path(__file__).parents[1]
 TRANSACTION_MS = 10_000
 POLICY = RestartPolicy(fenced_pause=4.0, first_pause=0.1, longest_pause=2.0)
-"""As in production, on a clock that runs faster."""
+"""As in production, with shorter pauses."""
 GROUPS_PER_STEP = 2
 PARTITIONS = 4
 START_SECONDS = 180.0
-"""A busy machine is not what is tested."""
+"""Generous: a busy machine must not fail a run."""
 
 
 @dataclass(frozen=True)
-class Doors:
-    """Where each client comes in: its listener at the broker, and the proxy in front of it."""
+class ClientListeners:
+    """The listener at the broker of each client, and the proxy in front of it."""
 
     listeners: dict[str, Listener]
 
     @classmethod
-    def free(cls) -> Doors:
+    def free(cls) -> ClientListeners:
         ports = {free_port() for _ in range(4 * len(CLIENTS))}
         return cls(
             {
@@ -67,20 +67,22 @@ class Doors:
     def config(self) -> BrokerConfig:
         return BrokerConfig(test_mode=True, start_seconds=START_SECONDS, more_listeners=tuple(self.listeners.values()))
 
-    def proxies(self) -> dict[str, Proxy]:
-        return {client: Proxy(door.advertised_port, door.port) for client, door in self.listeners.items()}
+    def proxies(self) -> dict[str, NetworkProxy]:
+        return {
+            client: NetworkProxy(listener.advertised_port, listener.port) for client, listener in self.listeners.items()
+        }
 
 
 @dataclass
 class Stack:
-    """One seed's world."""
+    """The processes of one run, and what controls them."""
 
     directory: Path
     broker: EmbeddedKafka
-    proxies: dict[str, Proxy]
+    proxies: dict[str, NetworkProxy]
     settings: KafkaSettings
     supervisor: Supervisor
-    chronicle: Chronicle
+    supervisor_log: SupervisorLog
     capture_url: str
     environment: dict[str, str]
     programs: dict[str, Program] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class Stack:
         return self.directory / TRAINER
 
     async def twin(self, name: str) -> Process:
-        """A second process of a service, looked after by nobody; ended with this one."""
+        """Start a second process of a service, outside of the supervisor; it ends with this one."""
         program = self.programs[name]
         environment = {**self.environment, **program.env, "ROLLMILL_HEALTH_PORT": "0"}
         launch = (sys.executable, "-m", "rollmill.runtime.supervisor.launch", str(os.getpid()))
@@ -107,10 +109,10 @@ class Stack:
 
 @asynccontextmanager
 async def running_stack(
-    directory: Path, broker: EmbeddedKafka, doors: Doors, prefix: str, mutation: Mutation | None
+    directory: Path, broker: EmbeddedKafka, listeners: ClientListeners, prefix: str, mutation: Mutation | None
 ) -> AsyncIterator[Stack]:
-    """All services ready, the trainer at work."""
-    _make_room(directory)
+    """Start everything; on entry all services are ready and the trainer runs."""
+    (directory / TRAINER).mkdir(parents=True)
     settings = KafkaSettings(
         bootstrap_servers=broker.bootstrap_servers,
         prefix=prefix,
@@ -120,16 +122,16 @@ async def running_stack(
         session_timeout_ms=6_000,
         request_timeout_ms=12_000,
     )
-    chronicle = Chronicle(directory / "chronicle.log")
-    async with AsyncExitStack() as ends:
-        engine = await ends.enter_async_context(canned_server(play))
-        proxies = doors.proxies()
+    supervisor_log = SupervisorLog(directory / "supervisor.log")
+    async with AsyncExitStack() as resources:
+        engine = await resources.enter_async_context(canned_server(respond))
+        proxies = listeners.proxies()
         for proxy in proxies.values():
-            await ends.enter_async_context(proxy)
+            await resources.enter_async_context(proxy)
         await apply_topics(settings)
         environment = _environment(mutation)
-        supervisor = await ends.enter_async_context(
-            Supervisor(directory, environment=environment, report=chronicle.write, policy=POLICY)
+        supervisor = await resources.enter_async_context(
+            Supervisor(directory, environment=environment, report=supervisor_log.write, policy=POLICY)
         )
         port = free_port()
         stack = Stack(
@@ -138,7 +140,7 @@ async def running_stack(
             proxies,
             settings,
             supervisor,
-            chronicle,
+            supervisor_log,
             f"http://127.0.0.1:{port}",
             environment,
         )
@@ -147,10 +149,6 @@ async def running_stack(
             await supervisor.start(program)
         await supervisor.wait_ready(*SERVICES, timeout=START_SECONDS)
         yield stack
-
-
-def _make_room(directory: Path) -> None:
-    (directory / TRAINER).mkdir(parents=True)
 
 
 def _environment(mutation: Mutation | None) -> dict[str, str]:
@@ -165,12 +163,12 @@ def _program(stack: Stack, name: str, port: int, engine: str) -> Program:
     environment = {
         **kafka_environment(stack.settings),
         "ROLLMILL_BOOTSTRAP_SERVERS": f"127.0.0.1:{stack.proxies[name].port}",
-        **_of_service(stack, name, port, engine),
+        **_service_settings(stack, name, port, engine),
     }
     return Program(name, "chaos.child", environment, (str(stack.directory), name, module, *own))
 
 
-def _of_service(stack: Stack, name: str, port: int, engine: str) -> dict[str, str]:
+def _service_settings(stack: Stack, name: str, port: int, engine: str) -> dict[str, str]:
     common = {"ROLLMILL_DEADLINE_SECONDS": "6", "ROLLMILL_LINGER_MS": "30"}
     if name in BUILDERS:
         return {**common, "ROLLMILL_PROCESSES": "2", "ROLLMILL_PROCESS_INDEX": name[-1]}
@@ -188,7 +186,7 @@ def _of_service(stack: Stack, name: str, port: int, engine: str) -> dict[str, st
     return common
 
 
-async def ended(process: Process, seconds: float) -> int | None:
+async def exit_code_within(process: Process, seconds: float) -> int | None:
     """The exit code; None where it has not ended in time."""
     with suppress(TimeoutError):
         return await asyncio.wait_for(process.wait(), seconds)

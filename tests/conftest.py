@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rollmill.strategies.sandbox import NoSandbox, Sandbox
-from rollmill.testing.requirements import require_or_skip
+from rollmill.testing.requirements import fail_in_ci_or_skip
 from rollmill_evaluator.sandbox.selection import SandboxOptions, container_sandbox, local_sandbox
 from rollmill_evaluator.settings import EvaluatorSettings
 
@@ -51,7 +51,7 @@ async def sandbox(sandbox_options: SandboxOptions) -> Sandbox:
     """This machine's sandbox; where there is none, the test is skipped with the reason, and in CI it fails."""
     found = await local_sandbox(sandbox_options).found()
     if isinstance(found, NoSandbox):
-        require_or_skip(found.why)
+        fail_in_ci_or_skip(found.why)
     return found
 
 

@@ -21,7 +21,7 @@ from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.samples.trajectories import sample_trajectory
-from rollmill.testing.topic_log import everything, produce
+from rollmill.testing.topic_log import produce, read_all
 from rollmill.topics import CUTS, OUTCOMES, TRAJECTORIES
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_batcher.stage import BatcherStage
@@ -76,7 +76,7 @@ async def steps_of(settings: BatcherSettings, count: int) -> list[tuple[str, ...
     """The groups of the steps, once there are ``count``."""
     async with asyncio.timeout(WAIT):
         while True:
-            cuts: list[Cut] = await everything(settings, CUTS)
+            cuts: list[Cut] = await read_all(settings, CUTS)
             assert [cut.sequence for cut in cuts] == list(range(len(cuts)))
             made = [cut.groups for cut in cuts if cut.batch_id is not None]
             if len(made) >= count:
@@ -109,5 +109,5 @@ async def test_runs_on_one_cluster_do_not_see_each_other(kafka_broker: EmbeddedK
         await send(other, group("g1"))
         assert await steps_of(one, 1) == [("g0",)]
         assert await steps_of(other, 1) == [("g1",)]
-    assert {word.reason for word in await everything(one, OUTCOMES)} == {"other_policy"}
-    assert await everything(other, OUTCOMES) == []
+    assert {word.reason for word in await read_all(one, OUTCOMES)} == {"other_policy"}
+    assert await read_all(other, OUTCOMES) == []

@@ -19,7 +19,7 @@ from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.samples.trajectories import sample_trajectory
-from rollmill.testing.topic_log import everything, produce
+from rollmill.testing.topic_log import produce, read_all
 from rollmill.topics import CUTS, OUTCOMES, TRAJECTORIES
 from rollmill.trainer import BatchStream, PolicyPublisher, Step
 from rollmill_batcher.settings import BatcherSettings
@@ -103,13 +103,13 @@ async def test_a_trainer_reads_the_same_run_across_a_restart_of_the_batcher(sett
 async def _until_all_is_said(settings: BatcherSettings, sent: Sequence[Trajectory]) -> list[TokenDisposition]:
     async with asyncio.timeout(WAIT):
         while True:
-            words: list[TokenDisposition] = await everything(settings, OUTCOMES)
+            words: list[TokenDisposition] = await read_all(settings, OUTCOMES)
             if sum(word.tokens for word in words) >= sum(member.trained_tokens for member in sent):
                 return words
 
 
 async def _cuts_with_batches(settings: BatcherSettings) -> list[Cut]:
-    cuts: list[Cut] = await everything(settings, CUTS)
+    cuts: list[Cut] = await read_all(settings, CUTS)
     assert [cut.sequence for cut in cuts] == list(range(len(cuts)))
     return [cut for cut in cuts if cut.batch_id is not None]
 

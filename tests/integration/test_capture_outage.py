@@ -104,7 +104,7 @@ class World:
             **more,
         }
         async with service_process("rollmill_capture", environment) as process:
-            await process.says(b"capture listens")
+            await process.wait_for_log(b"capture listens")
             yield process
 
     @asynccontextmanager
@@ -199,7 +199,7 @@ async def test_calls_go_on_while_the_broker_is_away_and_nothing_is_lost_or_doubl
         stop.set()
         await asyncio.gather(*working)
         await asyncio.gather(*(world.close(http, session) for session in sessions))
-        assert await capture.stopped() == EXIT_DRAINED
+        assert await capture.stop() == EXIT_DRAINED
     assert not world.failed
     records = await records_of(world.settings)
     events = [event_of(record) for record in records]
@@ -239,12 +239,12 @@ async def test_capture_killed_with_a_full_spool_sends_it_at_its_next_start(world
             )
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             assert len(world.engine.asked) == asked == len(world.ended) > 10
-            await capture.killed()
+            await capture.kill()
         await world.kafka.start()
         async with world.capture() as capture, world.client() as http:
             await world.call(http, "s1", 500_000)
             await world.close(http, "s1")
-            assert await capture.stopped() == EXIT_DRAINED
+            assert await capture.stop() == EXIT_DRAINED
     assert counted(world.settings, await records_of(world.settings)) == Counter(world.ended)
 
 
@@ -274,7 +274,7 @@ async def test_calls_in_flight_when_kafka_goes_find_the_room_that_was_kept_for_t
             if not world.failed:
                 again.pop()
             world.failed.clear()
-        assert await capture.stopped() == EXIT_DRAINED
+        assert await capture.stop() == EXIT_DRAINED
     assert counted(world.settings, await records_of(world.settings)) == Counter(range(1, calls + 1))
     assert Counter(world.engine.asked) == Counter(range(1, calls + 1))
 
@@ -291,10 +291,10 @@ async def test_what_is_left_in_the_spool_at_sigterm_waits_for_the_next_start(wor
             await world.kafka.kill()
             await world.call(http, "s1", 1)
             await world.close(http, "s1")
-            assert await capture.stopped() == EXIT_DRAINED
+            assert await capture.stop() == EXIT_DRAINED
             assert b"the next start sends them" in capture.log
         await world.kafka.start()
         async with world.capture() as capture, world.client() as http:
             assert (await http.get("/v1/sessions/s1")).json()["state"] == "closed"
-            assert await capture.stopped() == EXIT_DRAINED
+            assert await capture.stop() == EXIT_DRAINED
     assert counted(world.settings, await records_of(world.settings)) == Counter([1])

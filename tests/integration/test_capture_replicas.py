@@ -21,7 +21,7 @@ from rollmill.settings import KafkaSettings
 from rollmill.testing.http.canned_server import CannedServer, canned_server
 from rollmill.testing.http.scripted_engine import ScriptedEngine
 from rollmill.testing.processes import ServiceProcess, free_port, service_process
-from rollmill.testing.topic_log import everything, read
+from rollmill.testing.topic_log import read, read_all
 from rollmill.topics import COMPLETIONS, SESSIONS
 
 pytestmark = pytest.mark.kafka
@@ -65,7 +65,7 @@ async def replica(settings: KafkaSettings, engine: CannedServer, **more: str) ->
         service_process("rollmill_capture", environment) as process,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT) as http,
     ):
-        await process.says(b"capture listens")
+        await process.wait_for_log(b"capture listens")
         yield Replica(process, http)
 
 
@@ -97,16 +97,16 @@ async def test_pauses_hold_and_slots_count_at_all_replicas(settings: KafkaSettin
         assert (paused["in_flight"], paused["replicas_awaited"]) == (0, 0)
         calls = [asyncio.create_task(each.call(f"s{1 + place}")) for place, each in enumerate((one, two))]
         await asyncio.gather(one.waiting(1), two.waiting(1))
-        assert engine.asked == []
+        assert engine.requests == []
         async with replica(settings, engine) as late:
             calls.append(asyncio.create_task(late.call("s3")))
             await late.waiting(1)
             await two.post("/admin/policies/policy/resume", {"version": [0, 3]}, 200)
             assert await asyncio.gather(*calls) == [200] * 3
-            assert await late.process.stopped() == EXIT_DRAINED
+            assert await late.process.stop() == EXIT_DRAINED
         # A replica that has left is not waited for.
         await two.post("/admin/policies/policy/pause", {"mode": "wait", "seconds": 5}, 200)
-    records = [event for event in await everything(settings, COMPLETIONS) if isinstance(event, CompletionRecord)]
+    records = [event for event in await read_all(settings, COMPLETIONS) if isinstance(event, CompletionRecord)]
     assert [record.policy.before for record in records] == [PolicyVersion(0, 3)] * 3
 
 
@@ -125,8 +125,8 @@ async def test_sessions_that_are_over_are_forgotten_by_all_and_stay_so(settings:
                     while (await each.http.get(f"/v1/sessions/{session}")).status_code != 404:  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
                 assert (await each.http.get("/v1/sessions/open")).status_code == 200
-            assert await one.process.stopped() == EXIT_DRAINED
-            assert await two.process.stopped() == EXIT_DRAINED
+            assert await one.process.stop() == EXIT_DRAINED
+            assert await two.process.stop() == EXIT_DRAINED
         async with replica(settings, engine, **short) as again:
             assert await again.call("s0") == 404
             assert await again.call("open") == 200

@@ -29,7 +29,7 @@ from rollmill.strategies import (
 )
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
 from rollmill_evaluator.consumer.concurrent_consumer import ConcurrentConsumer
-from rollmill_evaluator.consumer.watermark import Mark
+from rollmill_evaluator.consumer.watermark import Watermark
 from rollmill_evaluator.consumer.watermark import decode as mark_of
 from rollmill_evaluator.delivery.record_handler import RecordHandler
 from rollmill_evaluator.grading import Grader
@@ -125,11 +125,11 @@ async def member(settings: EvaluatorSettings, gates: Gates) -> AsyncIterator[Mem
         async def publish(session_id: str, value: bytes) -> None:
             await producer.send_and_wait(topic, value, session_id.encode())
 
-        answering = RecordHandler(
+        handler = RecordHandler(
             Grader(gated(gates), settings.limits, SystemClock()), publish, metrics, PARTITIONS, concurrency=100
         )
         group = ConcurrentConsumer(
-            answering.answer,
+            handler.handle,
             topic=BUILT,
             prefix=settings.prefix,
             group_id=group_id(settings.prefix, ResourceClass.LIGHT),
@@ -188,7 +188,7 @@ async def all_evaluations(settings: EvaluatorSettings) -> list[Evaluation]:
     return await evaluations(settings, sum(ends.values()))
 
 
-async def committed(settings: EvaluatorSettings) -> dict[int, Mark]:
+async def committed(settings: EvaluatorSettings) -> dict[int, Watermark]:
     admin = KafkaClients(settings).admin()
     await admin.start()
     try:
@@ -198,7 +198,7 @@ async def committed(settings: EvaluatorSettings) -> dict[int, Mark]:
     return {place.partition: mark_of(said.offset, said.metadata) for place, said in found.items()}
 
 
-async def until_committed(settings: EvaluatorSettings, partition: int, mark: Mark) -> None:
+async def until_committed(settings: EvaluatorSettings, partition: int, mark: Watermark) -> None:
     """Wait for a commit, which is the only event that tells of itself."""
     async with asyncio.timeout(WAIT):
         while (await committed(settings)).get(partition) != mark:
@@ -240,7 +240,7 @@ async def test_the_service_answers_every_session_and_commits_to_the_end(settings
     async with working(settings) as context:
         said = await evaluations(settings, 24)
         assert context.health.readiness()[0] == 200
-        await until_committed(settings, 0, Mark((await ends(settings))[0]))
+        await until_committed(settings, 0, Watermark((await ends(settings))[0]))
     assert {(item.session_id, item.outcome_reward, item.not_graded) for item in said} == {
         found for name in sessions for found in ((name, 1.0, None), (name, None, "not_reported"))
     }
@@ -265,7 +265,7 @@ async def test_a_class_that_takes_no_more_starves_no_other(settings: EvaluatorSe
     async with working(tight):
         said = await evaluations(tight, 12)
         for number, end in (await ends(tight)).items():
-            await until_committed(tight, number, Mark(end))
+            await until_committed(tight, number, Watermark(end))
     assert {item.session_id for item in said} == set(sessions)
     assert {item.evaluator for item in said} == {"session_completed"}
 
@@ -281,13 +281,13 @@ async def test_a_slow_session_blocks_no_other_and_a_crash_repeats_only_what_was_
     async with member(settings, gates) as first:
         assert {item.session_id for item in await evaluations(settings, 7)} == set(quick)
         # Eight records of one transaction each: offsets 0, 2, … 14, and the last marker at 15.
-        await until_committed(settings, 1, Mark(0, ((1, 16),)))
+        await until_committed(settings, 1, Watermark(0, ((1, 16),)))
         await first.crash()
     assert gates.cancelled == {slow: 1}
     gates.held[slow].set()
     async with member(settings, gates) as second:
         await evaluations(settings, 8)
-        await until_committed(settings, 1, Mark(16))
+        await until_committed(settings, 1, Watermark(16))
         await second.drain()
     assert gates.began == {slow: 2} | dict.fromkeys(quick, 1)
     assert len({item.evaluation_id for item in await all_evaluations(settings)}) == 8
@@ -324,7 +324,7 @@ async def test_a_second_member_takes_over_partitions_and_nothing_is_lost_or_doub
         await gates.until_begun(*sessions)
         async with member(settings, gates) as second:
             await asyncio.wait_for(second.group.joined.wait(), WAIT)
-            taken = {place.partition for place in second.group.places}
+            taken = {place.partition for place in second.group.partitions}
             moved = [name for name in sessions if partition_of(name.encode(), PARTITIONS) in taken]
             kept = [name for name in sessions if name not in moved]
             assert moved
@@ -368,7 +368,7 @@ async def test_an_unreadable_record_is_passed_over(settings: EvaluatorSettings) 
         assert [item.session_id for item in await evaluations(settings, 1)] == [name]
         await one.drain()
         assert one.metrics.registry.get_sample_value("rollmill_unreadable_records_total") == 3
-    assert (await committed(settings))[2] == Mark((await ends(settings))[2])
+    assert (await committed(settings))[2] == Watermark((await ends(settings))[2])
 
 
 async def _spoil(producer: AIOKafkaProducer, settings: EvaluatorSettings, partition: int) -> None:
@@ -380,7 +380,7 @@ async def test_a_commit_before_the_logs_start_stops_the_service_with_both_number
     gates, sessions = Gates(), names(6, partition=0)
     await build(settings, [built(name) for name in sessions[:3]])
     async with member(settings, gates) as first:
-        await until_committed(settings, 0, Mark(6))
+        await until_committed(settings, 0, Watermark(6))
         await first.drain()
     await build(settings, [built(name) for name in sessions[3:]])
     admin = KafkaClients(settings).admin()

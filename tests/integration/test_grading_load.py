@@ -26,7 +26,7 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.testing.processes import ServiceProcess, service_process
 from rollmill.testing.samples.trajectories import sample_trace
-from rollmill.testing.topic_log import everything, running
+from rollmill.testing.topic_log import read_all, running
 from rollmill.topics import BUILT, DEAD_LETTERS, EVALUATIONS, TRAJECTORIES, partition_of
 from rollmill_reward_merger.app import build
 from rollmill_reward_merger.settings import RewardMergerSettings
@@ -144,7 +144,7 @@ async def ready(process: ServiceProcess, members: int) -> None:
     """Wait until so many groups have been given their partitions."""
     async with asyncio.timeout(60):
         while process.log.count(b"partitions assigned") < members:
-            await process.says(b"partitions assigned")
+            await process.wait_for_log(b"partitions assigned")
             await asyncio.sleep(0.05)
 
 
@@ -168,7 +168,7 @@ async def test_each_session_is_graded_once_or_named_and_quick_ones_do_not_wait(
         stack.callback(following.cancel)
         building = asyncio.create_task(build_all(settings, sessions))
         await said.until(SLOW, SESSIONS // 4)
-        await slow.killed()
+        await slow.kill()
         again = await stack.enter_async_context(
             service_process("rollmill_evaluator", environment(settings, "custom", "sandbox"))
         )
@@ -176,8 +176,8 @@ async def test_each_session_is_graded_once_or_named_and_quick_ones_do_not_wait(
         await said.until(SLOW, SESSIONS)
         await said.until(QUICK, SESSIONS)
         trajectories = await _until_merged(settings)
-        assert await quick.stopped() == 0
-        assert await again.stopped() == 0
+        assert await quick.stop() == 0
+        assert await again.stop() == 0
 
     waits = sorted(at - built_at[said.session_id] for said, at in said.records if said.evaluator == QUICK)
     assert len(waits) == SESSIONS
@@ -195,12 +195,12 @@ async def test_each_session_is_graded_once_or_named_and_quick_ones_do_not_wait(
         failed = item.session_id in faults
         assert item.ungraded_reason == ("machine_lost" if failed else None)
         assert item.outcome_reward == (None if failed else expected[item.session_id]["reward"])
-    assert await everything(settings, DEAD_LETTERS) == []
+    assert await read_all(settings, DEAD_LETTERS) == []
 
 
 async def _until_merged(settings: RewardMergerSettings) -> list[Trajectory]:
     async with asyncio.timeout(30):
-        while len(found := await everything(settings, TRAJECTORIES)) < SESSIONS:
+        while len(found := await read_all(settings, TRAJECTORIES)) < SESSIONS:
             continue
     assert len({item.session_id for item in found}) == SESSIONS
     return found

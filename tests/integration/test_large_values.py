@@ -27,7 +27,7 @@ from rollmill.runtime.stream.task import TaskTools
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.testing.topic_log import dead_letter_info, everything, produce, read, running
+from rollmill.testing.topic_log import dead_letter_info, produce, read, read_all, running
 from rollmill.topics import BUILT, COMPLETIONS, DEAD_LETTERS, OUTCOMES, STATE_BUILDER, TRAJECTORIES, Topic
 from rollmill.trainer import TrajectoryStream
 from rollmill_builder.app import build as build_builder
@@ -108,7 +108,7 @@ async def test_a_session_beyond_the_limit_comes_through_whole_over_a_restart(opt
     for trajectory in (built, merged):
         assert trajectory.trained_tokens == tokens
         assert trajectory.traces[0].response_ids[-1] == tokens - 1
-    assert not await everything(settings, DEAD_LETTERS)
+    assert not await read_all(settings, DEAD_LETTERS)
     await _read_by_the_others(settings, tokens)
 
 
@@ -189,4 +189,4 @@ async def test_a_storage_that_is_away_is_waited_for(options: dict[str, Any], tmp
     assert (await whole(settings, BUILT)).trained_tokens == 30_000
     stop.set()
     await job
-    assert not await everything(settings, DEAD_LETTERS)
+    assert not await read_all(settings, DEAD_LETTERS)

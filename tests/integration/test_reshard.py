@@ -28,7 +28,7 @@ from rollmill.runtime.supervisor import kafka_environment
 from rollmill.settings import KafkaSettings
 from rollmill.testing.processes import ServiceProcess, service_process
 from rollmill.testing.samples.sessions import completion
-from rollmill.testing.topic_log import JSON_HEADERS, everything, read
+from rollmill.testing.topic_log import JSON_HEADERS, read, read_all
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
@@ -106,7 +106,7 @@ async def start(stack: AsyncExitStack, settings: KafkaSettings, processes: int) 
 
 async def at_work(builders: list[ServiceProcess]) -> None:
     for builder in builders:
-        await builder.says(b"task ready")
+        await builder.wait_for_log(b"task ready")
 
 
 async def ends_of(builders: list[ServiceProcess]) -> list[int]:
@@ -126,9 +126,9 @@ async def test_from_two_to_three_to_one_under_load(settings: KafkaSettings) -> N
         assert await ends_of(three) == [EXIT_FENCED] * 3
         load.stop.set()
         records = await read(settings, BUILT, lambda found: len(found) >= load.begun)
-        assert await one.stopped() == EXIT_DRAINED
+        assert await one.stop() == EXIT_DRAINED
     check([decode(Trajectory, record.value, tuple(record.headers)) for record in records], load.begun)
-    captured = [item for item in await everything(settings, OUTCOMES) if item.disposition is Disposition.CAPTURED]
+    captured = [item for item in await read_all(settings, OUTCOMES) if item.disposition is Disposition.CAPTURED]
     assert calls_of(captured) == {f"s{n}-{turn}": 2 for n in range(load.begun) for turn in range(TURNS)}
 
 

@@ -33,7 +33,7 @@ from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.settings import ServiceSettings
 from rollmill.testing.samples.sessions import completion
 from rollmill.testing.samples.trajectories import sample_trajectory
-from rollmill.testing.topic_log import everything, produce, read, running
+from rollmill.testing.topic_log import produce, read, read_all, running
 from rollmill.topics import BUILT, COMPLETIONS, CUTS, EVALUATIONS, TRAJECTORIES, Topic
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_batcher.stage import BatcherStage
@@ -139,7 +139,7 @@ async def test_a_trajectory_that_was_deleted_is_rewarded_when_its_grade_comes(
         Evaluation(evaluation_id="e1", session_id="s1", evaluator="judge", outcome_reward=0.75),
     )
     await place.run()
-    (rewarded,) = await everything(settings, TRAJECTORIES)
+    (rewarded,) = await read_all(settings, TRAJECTORIES)
     assert rewarded.traces[0].reward == 0.75
     assert rewarded.traces[0].response_ids.tolist() == built.traces[0].response_ids.tolist()
 
@@ -163,6 +163,6 @@ async def test_a_group_whose_first_member_was_deleted_is_batched_whole(
 async def _cuts(settings: BatcherSettings) -> list[Any]:
     async with asyncio.timeout(60):
         while True:
-            cuts = [cut for cut in await everything(settings, CUTS) if cut.batch_id]
+            cuts = [cut for cut in await read_all(settings, CUTS) if cut.batch_id]
             if cuts:
                 return cuts

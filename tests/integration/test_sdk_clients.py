@@ -32,7 +32,7 @@ from rollmill.testing.http.scripted_engine import ScriptedEngine, decode
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.processes import free_port, service_process
 from rollmill.testing.tables import CaughtUp
-from rollmill.testing.topic_log import everything, read, running
+from rollmill.testing.topic_log import read, read_all, running
 from rollmill.topics import BUILT, COMPLETIONS
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings
@@ -308,13 +308,13 @@ async def test_so_have_they_where_the_engine_streams_no_ids(dialogue: str, expec
     engine = ScriptedEngine(REPLIES, owner="sglang", stream_ids=False)
     capture = await led(DIALOGUES[dialogue], engine, Route(engine=EngineKind.SGLANG))
     assert truth(capture.records) == expected
-    assert not any(asked.body.get("stream") for asked in capture.engine.asked)
+    assert not any(asked.body.get("stream") for asked in capture.engine.requests)
 
 
 @pytest.mark.parametrize("dialogue", ["responses", "messages-stream", "gemini-stream"])
 async def test_the_record_keeps_what_was_asked_and_what_was_served(dialogue: str) -> None:
     capture = await led(DIALOGUES[dialogue], ScriptedEngine(REPLIES))
-    for record, asked in zip(capture.records, capture.engine.asked, strict=True):
+    for record, asked in zip(capture.records, capture.engine.requests, strict=True):
         assert json.loads(record.request or b"") == asked.body
         original = json.loads(record.original_request or b"")
         assert {"input", "system", "systemInstruction"} & set(original)
@@ -340,12 +340,12 @@ async def test_all_clients_have_the_same_traces_through_the_process_kafka_and_th
         service_process("rollmill_capture", {**environment, "ROLLMILL_UPSTREAM": engine.url}) as process,
         running(settings, build_builder(settings).stages),
     ):
-        await process.says(b"capture listens")
+        await process.wait_for_log(b"capture listens")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT) as http:
             await asyncio.gather(*(_led_in_a_session(http, name) for name in DIALOGUES))
         built = await read(settings, BUILT, len(DIALOGUES))
-        assert await process.stopped() == EXIT_DRAINED
-    events = await everything(settings, COMPLETIONS)
+        assert await process.stop() == EXIT_DRAINED
+    events = await read_all(settings, COMPLETIONS)
     for name in DIALOGUES:
         calls = [event for event in events if isinstance(event, CompletionRecord) and event.session_id == name]
         assert truth(sorted(calls, key=lambda call: call.started_at)) == expected, name

@@ -153,7 +153,7 @@ async def test_verdicts_beside_the_grade(sandbox: Sandbox, public_path: Path, ca
     result = await graded(context, hanging, instance=given, resources={"test_seconds": 1.5}, **local)
     assert (result.verdict, result.outcome_reward) == (Verdict.TIMED_OUT, 0.0)
     unready = {**given, "eval_script": "#!/bin/bash\necho nothing is installed\n"}
-    with pytest.raises(InfrastructureError, match="never came to its tests"):
+    with pytest.raises(InfrastructureError, match="never started its tests"):
         await graded(context, patch, instance=unready, **local)
     (public_path / "none.json").write_text("[]")
     with pytest.raises(NotGradedError, match="holds no instance"):

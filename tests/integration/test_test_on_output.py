@@ -17,7 +17,7 @@ from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.strategies import EvaluationContext, evaluator_registry, validate_session_spec
 from rollmill.strategies.sandbox import Sandbox
 from rollmill.testing.samples.repositories import Repository
-from rollmill_evaluator.grading import Grader, Limits
+from rollmill_evaluator.grading import EvaluationLimits, Grader
 from rollmill_evaluator.sandbox.selection import SandboxOptions, local_sandbox
 
 FILES = {
@@ -306,7 +306,7 @@ async def test_infrastructure_is_never_a_number(public_path: Path) -> None:
     (public_path / "calc").mkdir()
     spec = EvaluatorSpec(strategy="test_on_output", config=CONFIG)
     trajectory = Trajectory(session_id="s1", status=SessionStatus.COMPLETED, output={"patch": "x"})
-    limits = Limits(seconds=30.0, attempts=2, retry_seconds=0.0, bytes=10_000)
+    limits = EvaluationLimits(seconds=30.0, attempts=2, retry_seconds=0.0, bytes=10_000)
     without = EvaluationContext(deadline_seconds=0.0, sources=public_path)
     said = await Grader(evaluator_registry(), limits, ManualClock(1.0), without).grade(trajectory, "d", spec)
     assert (said.verdict, said.not_graded, said.outcome_reward) == (Verdict.NOT_GRADED, "sandbox_unavailable", None)

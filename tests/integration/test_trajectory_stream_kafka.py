@@ -19,7 +19,7 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.settings import KafkaSettings
 from rollmill.testing.samples.trajectories import sample_trace, sample_trajectory
-from rollmill.testing.topic_log import everything, produce
+from rollmill.testing.topic_log import produce, read_all
 from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES, partition_of
 from rollmill.trainer import BatchStream, NoBatch, Rollout, TrajectoryStream
 from rollmill_batcher.app import build
@@ -242,7 +242,7 @@ def test_no_batcher_starts_beside_a_trainer_that_reads_trajectories(settings: Ka
     with TrajectoryStream(settings=settings) as stream:
         stream.state_dict()
     assert batcher(hand_over="batches") == EXIT_FATAL
-    assert asyncio.run(everything(settings, OUTCOMES)) == []
+    assert asyncio.run(read_all(settings, OUTCOMES)) == []
 
 
 def test_a_batcher_of_a_run_that_hands_trajectories_over_makes_none(settings: KafkaSettings) -> None:

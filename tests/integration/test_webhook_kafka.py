@@ -20,7 +20,7 @@ from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.signing import HEADER, verify
-from rollmill.testing.http.stub_http_server import Asked, Reply, StubHttpServer, stub_http_server
+from rollmill.testing.http.stub_http_server import StubHttpServer, StubReply, StubRequest, stub_http_server
 from rollmill.testing.processes import free_port
 from rollmill.testing.samples.trajectories import sample_trajectory
 from rollmill.testing.topic_log import produce, read
@@ -80,11 +80,11 @@ async def graded(settings: EvaluatorSettings, *names: str, revision: int = 0) ->
     await produce(settings, TRAJECTORIES, records, headers=PACKED)
 
 
-async def asked(service: StubHttpServer, done: int | Callable[[list[Asked]], bool]) -> list[Asked]:
+async def asked(service: StubHttpServer, done: int | Callable[[list[StubRequest]], bool]) -> list[StubRequest]:
     return await asyncio.to_thread(service.wait, done, WAIT)
 
 
-def ids(requests: list[Asked]) -> list[str]:
+def ids(requests: list[StubRequest]) -> list[str]:
     return [orjson.loads(request.body)["id"] for request in requests]
 
 
@@ -93,7 +93,7 @@ def counted(context: ServiceContext, name: str, **labels: str) -> float:
 
 
 async def test_each_result_is_told_signed_and_a_restart_tells_only_what_is_new(settings: EvaluatorSettings) -> None:
-    with stub_http_server(lambda _: Reply()) as service:
+    with stub_http_server(lambda _: StubReply()) as service:
         await graded(settings, "a", "b")
         async with serving(settings, service.url):
             first = await asked(service, 2)
@@ -113,9 +113,9 @@ async def test_each_result_is_told_signed_and_a_restart_tells_only_what_is_new(s
 async def test_what_fails_is_told_again_what_is_refused_is_not(settings: EvaluatorSettings) -> None:
     failures = {"a:1:0": [503, 500, 429], "b:1:0": [410]}
 
-    def script(request: Asked) -> Reply:
+    def script(request: StubRequest) -> StubReply:
         left = failures.get(orjson.loads(request.body)["id"], [])
-        return Reply(left.pop(0) if left else 200)
+        return StubReply(left.pop(0) if left else 200)
 
     with stub_http_server(script) as service:
         async with serving(settings, service.url) as context:
@@ -141,7 +141,7 @@ async def test_a_dead_target_holds_up_no_grading_and_is_told_everything_when_it_
         assert len(await read(tight, EVALUATIONS, 1)) == 1
     assert counted(context, "webhook_failures") > 0
     # Nothing was delivered, so nothing is committed: the next process tells all of it.
-    with stub_http_server(lambda _: Reply(), port) as service:
+    with stub_http_server(lambda _: StubReply(), port) as service:
         async with serving(tight, service.url):
             requests = await asked(service, 6)
     assert sorted(ids(requests)) == [f"{name}:1:0" for name in names]
@@ -152,8 +152,8 @@ async def test_a_notice_that_nobody_takes_is_given_up_and_the_next_ones_come(set
     neighbours = [name for name in map("s{}".format, range(20)) if partition_of(name.encode(), 2) == 1]
     bad, good, *_ = neighbours
 
-    def script(request: Asked) -> Reply:
-        return Reply(503 if ids([request]) == [f"{bad}:1:0"] else 200)
+    def script(request: StubRequest) -> StubReply:
+        return StubReply(503 if ids([request]) == [f"{bad}:1:0"] else 200)
 
     with stub_http_server(script) as service:
         await graded(hasty, bad, good)

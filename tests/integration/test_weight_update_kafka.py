@@ -112,7 +112,7 @@ async def test_calls_wait_while_the_engines_load_and_have_the_new_version_after_
         engine() as (url, asked),
         service_process("rollmill_capture", {**environment, "ROLLMILL_UPSTREAM": url}) as capture,
     ):
-        await capture.says(b"capture listens")
+        await capture.wait_for_log(b"capture listens")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT) as http:
             (await http.post("/v1/sessions", json={"session_id": "s1"})).raise_for_status()
             (await http.post(CALL, json=ASK)).raise_for_status()

@@ -21,8 +21,8 @@ from rollmill.codec import decode as decoded
 from rollmill.codec import encode as encoded
 from rollmill.models import CompletionRecord, SampledChoice, Trace, TraceTurn, Trajectory, expand
 from rollmill.testing.samples.sessions import session_of
-from rollmill.testing.simulation import END, HABITS, World, decode, some_world, world_of
-from rollmill.testing.simulation.strategies import tries, worlds
+from rollmill.testing.simulation import END, PROFILES, World, decode, some_world, world_of
+from rollmill.testing.simulation.strategies import examples, worlds
 from rollmill_builder.merging.per_request import PerRequestBuilder
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 from rollmill_builder.merging.sampled_calls import exclusion_reason, untrained_reason
@@ -44,7 +44,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"max_trace_tokens": 30, "over_long": "split"},
     {"max_trace_tokens": 30, "over_long": "exclude"},
 ]
-SESSIONS, FEWER_SESSIONS = tries(2000), tries(500, share=4)
+SESSIONS, FEWER_SESSIONS = examples(2000), examples(500, share=4)
 
 CHOSEN = {"sibling", "over_long"}
 """Reasons by which a configuration leaves out replies that could be trained."""
@@ -271,7 +271,7 @@ def test_per_request_trains_the_same_tokens(world: World) -> None:
 @FEWER_SESSIONS
 @given(st.lists(st.integers(0, 2**20 - 1), min_size=1, max_size=20))
 def test_an_agent_without_trouble_becomes_one_trace(steps: list[int]) -> None:
-    world = world_of(steps, HABITS["calm"])
+    world = world_of(steps, PROFILES["calm"])
     built = PrefixMergingBuilder().build(session_of(*world.records))
     (trace,) = built.traces
     assert len(trace.turns) == len(world.records)
@@ -317,7 +317,7 @@ EXCLUSIONS = {
 def many() -> list[Trajectory]:
     """Trajectories of fixed worlds of all habits."""
     found = []
-    for habits in HABITS.values():
+    for habits in PROFILES.values():
         for seed in range(250):
             world = some_world(habits, seed, 12)
             found.append(PrefixMergingBuilder().build(session_of(*world.records)))

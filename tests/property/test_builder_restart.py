@@ -17,8 +17,8 @@ from rollmill.codec import decode, encode
 from rollmill.models import CompletionRecord, Disposition, Record, StrategySpec, TokenRange, Trajectory
 from rollmill.strategies import builder_registry
 from rollmill.testing.memory_task import MemoryTask
-from rollmill.testing.simulation import END, Post, deliver
-from rollmill.testing.simulation.strategies import tries, worlds
+from rollmill.testing.simulation import END, DeliveredEvents, deliver
+from rollmill.testing.simulation.strategies import examples, worlds
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
 from rollmill_builder.stage import BuilderStage, BuilderState
 from rollmill_builder.storage.call_parts import captured_units
@@ -29,7 +29,7 @@ SPECS = [
     StrategySpec(strategy="per_request"),
 ]
 
-TOPICS = tries(300, share=5)
+TOPICS = examples(300, share=5)
 
 Task = MemoryTask[BuilderState]
 Tokens = Counter[tuple[str, int, int]]
@@ -40,7 +40,7 @@ def task() -> Task:
 
 
 @st.composite
-def posts(draw: st.DrawFn) -> Post:
+def posts(draw: st.DrawFn) -> DeliveredEvents:
     count = draw(st.integers(1, 3))
     sessions = [draw(worlds(most=6, session_id=f"s{number}")) for number in range(count)]
     return deliver(sessions, draw(st.sampled_from(SPECS)), draw(st.randoms(use_true_random=True)))
@@ -83,7 +83,7 @@ def outcomes(run: Task, session: str, disposition: Disposition, *, late: bool = 
     return found
 
 
-def in_order(post: Post) -> list[Any]:
+def in_order(post: DeliveredEvents) -> list[Any]:
     """What a topic would hold if nothing were repeated, forged, late or out of order."""
     calls = [record for records in post.accepted.values() for record in records]
     opened = [event for event in post.events if event.type == "session_opened"]
@@ -93,7 +93,7 @@ def in_order(post: Post) -> list[Any]:
 
 @TOPICS
 @given(posts())
-def test_every_session_is_built_once_from_what_was_accepted(post: Post) -> None:
+def test_every_session_is_built_once_from_what_was_accepted(post: DeliveredEvents) -> None:
     run, undisturbed = task(), task()
     feed(run, post.events)
     feed(undisturbed, in_order(post))
@@ -106,7 +106,7 @@ def test_every_session_is_built_once_from_what_was_accepted(post: Post) -> None:
 
 @TOPICS
 @given(posts())
-def test_captured_is_trained_or_excluded(post: Post) -> None:
+def test_captured_is_trained_or_excluded(post: DeliveredEvents) -> None:
     run = task()
     feed(run, post.events)
     for item in trajectories(run):
@@ -119,7 +119,7 @@ def test_captured_is_trained_or_excluded(post: Post) -> None:
 
 @TOPICS
 @given(posts(), st.floats(0, 1))
-def test_a_restored_builder_goes_on_as_if_nothing_happened(post: Post, share: float) -> None:
+def test_a_restored_builder_goes_on_as_if_nothing_happened(post: DeliveredEvents, share: float) -> None:
     stop = round(share * len(post.events))
     undisturbed, stopped = task(), task()
     feed(undisturbed, post.events)

@@ -43,8 +43,8 @@ from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.settings import ServiceSettings
-from rollmill.testing.memory_kafka import Fault, MemoryBroker, MemoryKafkaClients, NetworkLink, ProcessKilledError
-from rollmill.testing.memory_kafka.log import Entry, Fate
+from rollmill.testing.memory_kafka import LinkFault, MemoryBroker, MemoryKafkaClients, NetworkLink, ProcessKilledError
+from rollmill.testing.memory_kafka.log import LogEntry, TransactionStatus
 from rollmill.testing.virtual_time import VirtualTimeLoop
 from rollmill.topics import DEAD_LETTERS, Partitioning, Topic, changelog
 
@@ -73,7 +73,7 @@ COMMANDS = st.sampled_from(
 )
 
 CALLS = st.sampled_from(["start", "send", "offsets", "commit", "commit", "fetch", "look"])
-FAULTS = st.sampled_from(Fault)
+FAULTS = st.sampled_from(LinkFault)
 
 Offsets = tuple[int, ...]
 
@@ -160,7 +160,7 @@ class Model:
     level: float = 0.0
     highest: float = 0.0
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: LogEntry) -> None:
         verb, word = (entry.value or b"").decode().split()
         if verb in ("bad", "bug", "huge"):
             self.letters.append(entry.offset)
@@ -180,7 +180,7 @@ class Model:
             del self.state[word]
 
 
-def folded(entries: Sequence[Entry]) -> Model:
+def folded(entries: Sequence[LogEntry]) -> Model:
     model = Model()
     for entry in entries:
         model.take(entry)
@@ -298,7 +298,7 @@ class Cluster:
         infos = [header(entry.headers, DEAD_LETTER) for entry in self.broker.logs[self.letters].committed()]
         return [decode(DeadLetterInfo, info, (("content-type", JSON.encode()),)).offset for info in infos]
 
-    def _changelog(self) -> Sequence[Entry]:
+    def _changelog(self) -> Sequence[LogEntry]:
         return self.broker.logs[self.identity.changelog].committed()
 
 
@@ -312,8 +312,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(commands=st.lists(COMMANDS, min_size=1, max_size=5), committed=st.integers(0, 5).map(bool))
     def produce(self, commands: list[str], *, committed: bool) -> None:
         for command in commands:
-            fate = Fate.COMMITTED if committed else Fate.ABORTED
-            self.cluster.broker.produce(self.cluster.input, b"k", command.encode(), fate=fate)
+            status = TransactionStatus.COMMITTED if committed else TransactionStatus.ABORTED
+            self.cluster.broker.produce(self.cluster.input, b"k", command.encode(), status=status)
 
     @precondition(lambda self: len(self.cluster.alive()) < 3)
     @rule(seconds=st.sampled_from([0.001, 0.003, 0.007]))
@@ -326,11 +326,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.cluster.alive())
     @rule(data=st.data(), call=CALLS, fault=FAULTS)
-    def arm(self, data: st.DataObject, call: str, fault: Fault) -> None:
+    def arm(self, data: st.DataObject, call: str, fault: LinkFault) -> None:
         self._someone(data).line.armed[call] = fault
 
     @rule(call=CALLS, fault=FAULTS, commands=st.lists(COMMANDS, min_size=1, max_size=5))
-    def strike_at_work(self, call: str, fault: Fault, commands: list[str]) -> None:
+    def strike_at_work(self, call: str, fault: LinkFault, commands: list[str]) -> None:
         """The newest process is at work when its call fails."""
         process = self.cluster.alive()[-1] if self.cluster.alive() else self.cluster.start(0.002)
         self.cluster.wait(1.0)

@@ -16,14 +16,14 @@ from rollmill.cli.inspect.recordings import Recording, folded
 from rollmill.cli.inspect.views import SessionView, TraceView, view_of
 from rollmill.models import StrategySpec
 from rollmill.strategies import builder_registry
-from rollmill.testing.simulation import Post, World, deliver
-from rollmill.testing.simulation.rng import dice
-from rollmill.testing.simulation.strategies import tries, worlds
+from rollmill.testing.simulation import DeliveredEvents, World, deliver
+from rollmill.testing.simulation.rng import seeded_rng
+from rollmill.testing.simulation.strategies import examples, worlds
 
 SPEC = StrategySpec(strategy="prefix_merging")
 
 
-def the_recording(world: World, rng: random.Random) -> tuple[Post, Recording]:
+def the_recording(world: World, rng: random.Random) -> tuple[DeliveredEvents, Recording]:
     post = deliver([world], SPEC, rng)
     read = read_lines([event.model_dump_json().encode() for event in post.events])
     assert read.problems == ()
@@ -42,7 +42,7 @@ def shown(traces: tuple[TraceView, ...]) -> list[tuple[str, int]]:
     return here + [name for turn in turns for name in shown(turn.branches)]
 
 
-@tries(200, share=10)
+@examples(200, share=10)
 @given(worlds(), st.randoms(use_true_random=True))
 def test_every_call_is_shown_once_and_the_account_adds_up(world: World, rng: random.Random) -> None:
     post, recording = the_recording(world, rng)
@@ -62,10 +62,10 @@ def test_every_call_is_shown_once_and_the_account_adds_up(world: World, rng: ran
     assert sorted(names) == sorted([*replies, *silent, *late])
 
 
-@tries(100, share=20)
+@examples(100, share=20)
 @given(worlds(), st.integers(30, 200))
 def test_anything_can_be_drawn(world: World, width: int) -> None:
-    _, recording = the_recording(world, dice(width))
+    _, recording = the_recording(world, seeded_rng(width))
     view, out = the_view(recording), io.StringIO()
     Console(file=out, width=width, highlight=False).print(drawn(view, Pen()))
     drawing = out.getvalue()

@@ -24,11 +24,11 @@ from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry, evaluator_registry
 from rollmill.topics import partition_of
-from rollmill_evaluator.consumer.concurrent_consumer import Received
+from rollmill_evaluator.consumer.in_flight import ReceivedRecord
 from rollmill_evaluator.delivery.record_handler import RecordHandler
-from rollmill_evaluator.grading import Grader, Limits, evaluation_id, wire
+from rollmill_evaluator.grading import EvaluationLimits, Grader, encode_evaluation, evaluation_id
 
-LIMITS = Limits(seconds=5.0, attempts=3, retry_seconds=0.0, bytes=2000)
+LIMITS = EvaluationLimits(seconds=5.0, attempts=3, retry_seconds=0.0, bytes=2000)
 
 
 class Scripted(BaseTrajectoryEvaluator):
@@ -71,7 +71,7 @@ async def _act(does: str, trajectory: Trajectory) -> Any:
 
 def grader(**changes: Any) -> Grader:
     registry = StrategyRegistry[BaseTrajectoryEvaluator]("evaluator", BaseTrajectoryEvaluator, {"scripted": Scripted})  # type: ignore[type-abstract]  # only for subclass checks
-    return Grader(registry, Limits(**{**vars(LIMITS), **changes}), ManualClock(100.0))
+    return Grader(registry, EvaluationLimits(**{**vars(LIMITS), **changes}), ManualClock(100.0))
 
 
 def session(*specs: EvaluatorSpec, **changes: Any) -> Trajectory:
@@ -183,7 +183,11 @@ def evaluation(**changes: Any) -> Evaluation:
 # B097
 def test_numpy_numbers_in_metadata_are_json_numbers() -> None:
     found = {"n": np.int64(3), "x": np.float32(0.5), "a": np.array([1, 2])}
-    assert orjson.loads(wire(evaluation(metadata=found), 2000))["metadata"] == {"n": 3, "x": 0.5, "a": [1, 2]}
+    assert orjson.loads(encode_evaluation(evaluation(metadata=found), 2000))["metadata"] == {
+        "n": 3,
+        "x": 0.5,
+        "a": [1, 2],
+    }
 
 
 def _loop() -> dict[str, Any]:
@@ -194,13 +198,13 @@ def _loop() -> dict[str, Any]:
 
 @pytest.mark.parametrize("metadata", [{"log": "x" * 5000}, {"what": object()}, _loop()])
 def test_metadata_that_cannot_travel_is_dropped_and_the_grade_stays(metadata: dict[str, Any]) -> None:
-    sent = Evaluation.model_validate(orjson.loads(wire(evaluation(metadata=metadata), 2000)))
+    sent = Evaluation.model_validate(orjson.loads(encode_evaluation(evaluation(metadata=metadata), 2000)))
     assert sent.outcome_reward == 0.5
     assert "dropped" in sent.metadata
 
 
 def test_a_grade_that_cannot_travel_is_an_invalid_result() -> None:
-    sent = Evaluation.model_validate(orjson.loads(wire(evaluation(trace_rewards=(0.5,) * 2000), 2000)))
+    sent = Evaluation.model_validate(orjson.loads(encode_evaluation(evaluation(trace_rewards=(0.5,) * 2000), 2000)))
     assert (sent.not_graded, sent.outcome_reward, sent.trace_rewards) == ("invalid_result", None, None)
 
 
@@ -210,14 +214,14 @@ class Answered:
     def __init__(self, **limits: Any) -> None:
         self.log: list[tuple[str, Evaluation]] = []
         self.metrics = Metrics("evaluator")
-        self.answering = RecordHandler(grader(**limits), self.publish, self.metrics, partitions=4, concurrency=2)
+        self.handler = RecordHandler(grader(**limits), self.publish, self.metrics, partitions=4, concurrency=2)
 
     async def publish(self, session_id: str, value: bytes) -> None:
         self.log.append((session_id, Evaluation.model_validate(orjson.loads(value))))
 
     async def answer(self, value: bytes | None, *, partition: int | None = None) -> None:
         home = partition_of(b"s1", 4)
-        await self.answering.answer(Received(home if partition is None else partition, 0, value, ()))
+        await self.handler.handle(ReceivedRecord(home if partition is None else partition, 0, value, ()))
 
     def counted(self, name: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"rollmill_{name}_total")

@@ -22,15 +22,22 @@ from rollmill.strategies import (
     evaluator_registry,
     validate_session_spec,
 )
-from rollmill.testing.http.stub_http_server import Asked, Reply, Script, StubHttpServer, in_turn, stub_http_server
+from rollmill.testing.http.stub_http_server import (
+    StubHttpServer,
+    StubReply,
+    StubRequest,
+    StubScript,
+    in_turn,
+    stub_http_server,
+)
 from rollmill.testing.samples.trajectories import sample_trace
-from rollmill_evaluator.consumer.concurrent_consumer import Received
-from rollmill_evaluator.delivery.record_handler import RecordHandler, class_of
-from rollmill_evaluator.grading import Grader, Limits
+from rollmill_evaluator.consumer.in_flight import ReceivedRecord
+from rollmill_evaluator.delivery.record_handler import RecordHandler, resource_class_of
+from rollmill_evaluator.grading import EvaluationLimits, Grader
 from rollmill_evaluator.settings import EvaluatorSettings
-from rollmill_evaluator.worker import surroundings
+from rollmill_evaluator.worker import evaluation_context
 
-LIMITS = Limits(seconds=20.0, attempts=3, retry_seconds=0.0, bytes=2**20)
+LIMITS = EvaluationLimits(seconds=20.0, attempts=3, retry_seconds=0.0, bytes=2**20)
 KEY = "a shared key"
 
 
@@ -49,17 +56,17 @@ async def graded(
     strategy: str, config: dict[str, Any], services: dict[str, ExternalService] | None = None, **limits: Any
 ) -> Evaluation:
     context = EvaluationContext(deadline_seconds=0.0, services=services or {})
-    grader = Grader(evaluator_registry(), Limits(**{**vars(LIMITS), **limits}), SystemClock(), context)
+    grader = Grader(evaluator_registry(), EvaluationLimits(**{**vars(LIMITS), **limits}), SystemClock(), context)
     return await grader.grade(session(), "digest", EvaluatorSpec(strategy=strategy, config=config))
 
 
-def said(**result: Any) -> Reply:
-    return Reply(body=orjson.dumps(result))
+def said(**result: Any) -> StubReply:
+    return StubReply(body=orjson.dumps(result))
 
 
 @contextmanager
-def service(script: Script | Reply) -> Iterator[StubHttpServer]:
-    with stub_http_server(in_turn(script) if isinstance(script, Reply) else script) as running:
+def service(script: StubScript | StubReply) -> Iterator[StubHttpServer]:
+    with stub_http_server(in_turn(script) if isinstance(script, StubReply) else script) as running:
         yield running
 
 
@@ -71,7 +78,7 @@ async def test_a_reward_service_gets_the_session_and_its_answer_is_the_grade() -
     with service(answer) as running:
         config = {"url": f"{running.url}/grade", "parameters": {"strict": True}, "include": ["output", "tokens"]}
         evaluation = await graded("http", config)
-    (asked,) = running.asked
+    (asked,) = running.requests
     told = orjson.loads(asked.body)
     assert (asked.path, asked.headers["x-rollmill-session"]) == ("/grade", "s1:1")
     assert (told["task_id"], told["output"], told["parameters"]) == ("t1", {"said": "42"}, {"strict": True})
@@ -82,20 +89,22 @@ async def test_a_reward_service_gets_the_session_and_its_answer_is_the_grade() -
     assert (evaluation.components, evaluation.metadata, evaluation.version) == ({"style": 0.5}, {"by": "us"}, "1")
 
 
-@pytest.mark.parametrize("failure", [Reply(500), Reply(503), Reply(429, headers={"retry-after": "0"}), Reply(408)])
-async def test_what_may_pass_is_tried_again_and_then_named(failure: Reply) -> None:
+@pytest.mark.parametrize(
+    "failure", [StubReply(500), StubReply(503), StubReply(429, headers={"retry-after": "0"}), StubReply(408)]
+)
+async def test_what_may_pass_is_tried_again_and_then_named(failure: StubReply) -> None:
     with service(in_turn(failure, failure, said(outcome_reward=1.0))) as running:
         assert (await graded("http", {"url": running.url})).outcome_reward == 1.0
     with service(failure) as running:
         assert (await graded("http", {"url": running.url})).not_graded == "service_unavailable"
-        assert len(running.asked) == LIMITS.attempts
+        assert len(running.requests) == LIMITS.attempts
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 302])
 async def test_a_refusal_is_named_at_once(status: int) -> None:
-    with service(Reply(status, b"no such task")) as running:
+    with service(StubReply(status, b"no such task")) as running:
         evaluation = await graded("http", {"url": running.url})
-        assert len(running.asked) == 1
+        assert len(running.requests) == 1
     assert evaluation.not_graded == "service_refused"
     assert f"HTTP {status}: no such task" in evaluation.metadata["error"]
 
@@ -115,9 +124,9 @@ async def test_a_refusal_is_named_at_once(status: int) -> None:
     ],
 )
 async def test_an_answer_that_is_no_result_is_no_number(body: bytes) -> None:
-    with service(Reply(body=body)) as running:
+    with service(StubReply(body=body)) as running:
         evaluation = await graded("http", {"url": running.url})
-        assert len(running.asked) == 1
+        assert len(running.requests) == 1
     assert evaluation.not_graded == "invalid_answer"
     assert not evaluation.has_reward
 
@@ -129,19 +138,19 @@ async def test_a_service_can_say_that_it_cannot_grade() -> None:
 
 async def test_a_silent_or_absent_service_is_infrastructure() -> None:
     hold = threading.Event()
-    with service(Reply(hold=hold)) as running:
+    with service(StubReply(hold=hold)) as running:
         try:
             silent = await graded("http", {"url": running.url, "timeout_seconds": 0.05}, attempts=2)
         finally:
             hold.set()
-        assert len(running.asked) == 2
+        assert len(running.requests) == 2
     gone = await graded("http", {"url": running.url})
     assert (silent.not_graded, gone.not_graded) == ("service_timeout", "service_unreachable")
 
 
 async def test_the_deadline_ends_all_tries() -> None:
     hold = threading.Event()
-    with service(Reply(hold=hold)) as running:
+    with service(StubReply(hold=hold)) as running:
         try:
             evaluation = await graded("http", {"url": running.url}, seconds=0.1)
         finally:
@@ -149,9 +158,9 @@ async def test_the_deadline_ends_all_tries() -> None:
     assert evaluation.not_graded in ("evaluator_timeout", "service_timeout")
 
 
-def signing(asked: Asked) -> Reply:
+def signing(asked: StubRequest) -> StubReply:
     body = b'{"outcome_reward": 1.0}'
-    return Reply(body=body, headers={ANSWER_HEADER: sign_answer(KEY, asked.headers[HEADER], body)})
+    return StubReply(body=body, headers={ANSWER_HEADER: sign_answer(KEY, asked.headers[HEADER], body)})
 
 
 async def test_requests_are_signed_and_answers_checked() -> None:
@@ -159,7 +168,7 @@ async def test_requests_are_signed_and_answers_checked() -> None:
         services = {"rewards": ExternalService(running.url, api_key="k1", signing_key=KEY)}
         config = {"service": "rewards", "signed_answer": True}
         assert (await graded("http", config, services)).outcome_reward == 1.0
-        (asked,) = running.asked
+        (asked,) = running.requests
         assert asked.headers["authorization"] == "Bearer k1"
         now = SystemClock().now()
         assert verify(KEY, asked.body, asked.headers[HEADER], now)
@@ -175,7 +184,7 @@ async def test_an_answer_with_a_wrong_signature_is_no_grade(signature: str | Non
     body = b'{"outcome_reward": 1.0}'
     made = sign_answer(KEY, sign(KEY, b"another request", 1.0), body) if signature == "replayed" else signature
     headers = {} if made is None else {ANSWER_HEADER: made}
-    with service(Reply(body=body, headers=headers)) as running:
+    with service(StubReply(body=body, headers=headers)) as running:
         services = {"rewards": ExternalService(running.url, signing_key=KEY)}
         evaluation = await graded("http", {"service": "rewards", "signed_answer": True}, services)
     assert evaluation.not_graded == "service_signature"
@@ -190,7 +199,7 @@ def test_a_garbled_signature_is_refused(signature: str) -> None:
 async def test_an_unknown_service_is_named() -> None:
     evaluation = await graded("http", {"service": "elsewhere"}, {"rewards": ExternalService("http://127.0.0.1:1")})
     assert evaluation.not_graded == "unknown_service"
-    assert "rewards is" in evaluation.metadata["error"]
+    assert "which has: rewards" in evaluation.metadata["error"]
 
 
 @pytest.mark.parametrize("strategy", ["http", "llm_judge"])
@@ -198,16 +207,16 @@ async def test_where_only_services_may_be_named_a_url_is_not_asked(strategy: str
     with service(said(outcome_reward=1.0)) as running:
         config = {"url": running.url} if strategy == "http" else judge(running.url)
         spec = EvaluatorSpec(strategy=strategy, config=config)
-        context = surroundings(EvaluatorSettings(evaluator_any_url=False))
+        context = evaluation_context(EvaluatorSettings(evaluator_any_url=False))
         evaluation = await Grader(evaluator_registry(), LIMITS, SystemClock(), context).grade(session(), "d", spec)
     assert evaluation.not_graded == "url_not_allowed"
-    assert running.asked == []
+    assert running.requests == []
 
 
 # ---- llm_judge -------------------------------------------------------------------------------------------------------
 
 
-def completion(content: object, **choice: Any) -> Reply:
+def completion(content: object, **choice: Any) -> StubReply:
     text = content if isinstance(content, str) else orjson.dumps(content).decode()
     message = {"role": "assistant", "content": text}
     return said(choices=[{"message": message, "finish_reason": "stop", **choice}], usage={"total_tokens": 9})
@@ -220,7 +229,7 @@ def judge(url: str, **config: Any) -> dict[str, Any]:
 async def test_a_judge_gets_rubric_and_schema_and_its_score_is_the_grade() -> None:
     with service(completion({"reason": "it is 42", "score": 7})) as running:
         evaluation = await graded("llm_judge", judge(running.url, lowest=1, highest=10))
-    (asked,) = running.asked
+    (asked,) = running.requests
     sent = orjson.loads(asked.body)
     assert (asked.path, asked.headers["x-rollmill-call"]) == ("/v1/chat/completions", "aux")
     assert "Is it 42?" in sent["messages"][0]["content"]
@@ -261,27 +270,27 @@ async def test_an_unreadable_opinion_is_asked_for_again_and_never_guessed(bad: o
     assert (evaluation.outcome_reward, evaluation.metadata["tries"]) == (0.5, 2)
     with service(completion(bad)) as running:
         evaluation = await graded("llm_judge", judge(running.url, attempts=2))
-        assert len(running.asked) == 2
+        assert len(running.requests) == 2
     assert evaluation.not_graded == "judge_unreadable"
 
 
 @pytest.mark.parametrize("answer", [said(), said(choices=[]), said(choices=[{"message": {"content": None}}])])
-async def test_an_answer_without_text_is_unreadable(answer: Reply) -> None:
+async def test_an_answer_without_text_is_unreadable(answer: StubReply) -> None:
     with service(answer) as running:
         assert (await graded("llm_judge", judge(running.url, attempts=1))).not_graded == "judge_unreadable"
 
 
 async def test_a_judge_that_is_down_is_infrastructure_and_one_that_refuses_is_named() -> None:
-    with service(Reply(503)) as running:
+    with service(StubReply(503)) as running:
         assert (await graded("llm_judge", judge(running.url))).not_graded == "service_unavailable"
-    with service(Reply(404)) as running:
+    with service(StubReply(404)) as running:
         assert (await graded("llm_judge", judge(running.url))).not_graded == "service_refused"
 
 
 async def test_a_long_session_loses_its_middle_and_says_so() -> None:
     with service(completion({"reason": "", "score": 1})) as running:
         evaluation = await graded("llm_judge", judge(running.url, max_characters=100))
-    work = orjson.loads(running.asked[0].body)["messages"][1]["content"]
+    work = orjson.loads(running.requests[0].body)["messages"][1]["content"]
     assert f"[{evaluation.metadata['characters_cut']} characters left out]" in work
     assert work.startswith('{"session_id":"s1"')
     assert len(work) < 200
@@ -370,10 +379,10 @@ async def test_a_part_that_does_not_fit_is_named() -> None:
 
 
 async def test_a_part_is_tried_again_by_itself() -> None:
-    with service(in_turn(Reply(503), Reply(503), said(outcome_reward=1.0))) as running:
+    with service(in_turn(StubReply(503), StubReply(503), said(outcome_reward=1.0))) as running:
         remote = {"strategy": "http", "config": {"url": running.url}}
         evaluation = await composed(part("a", outcome_reward=0.0), remote)
-        assert len(running.asked) == 3
+        assert len(running.requests) == 3
     assert evaluation.outcome_reward == 0.5
 
 
@@ -387,7 +396,7 @@ def test_a_composite_belongs_to_the_heaviest_of_its_parts() -> None:
     ]
     for parts, expected in classes:
         spec = EvaluatorSpec(strategy="composite", config={"parts": parts})
-        assert class_of(evaluator_registry(), spec) is expected
+        assert resource_class_of(evaluator_registry(), spec) is expected
 
 
 # ---- who answers what ------------------------------------------------------------------------------------------------
@@ -399,7 +408,7 @@ async def answered_by(resource_class: ResourceClass | None, *specs: EvaluatorSpe
     async def publish(_: str, value: bytes) -> None:
         said.add(orjson.loads(value)["evaluator"])
 
-    answering = RecordHandler(
+    handler = RecordHandler(
         Grader(evaluator_registry(), LIMITS, SystemClock()),
         publish,
         Metrics("evaluator"),
@@ -408,7 +417,7 @@ async def answered_by(resource_class: ResourceClass | None, *specs: EvaluatorSpe
         resource_class=resource_class,
     )
     value = encode(session(spec=SessionSpec(evaluators=specs)))
-    await answering.answer(Received(0, 0, value, ()))
+    await handler.handle(ReceivedRecord(0, 0, value, ()))
     return said
 
 
@@ -437,7 +446,7 @@ def test_keys_of_services_come_from_the_settings_and_are_not_shown() -> None:
     )
     assert "k1" not in repr(settings)
     assert KEY not in repr(settings)
-    found = surroundings(settings).services["rewards"]
+    found = evaluation_context(settings).services["rewards"]
     assert (found.url, found.api_key, found.signing_key) == ("https://r.example", "k1", KEY)
 
 
@@ -450,8 +459,8 @@ JUDGE = {**HTTP, "model": "m", "rubric": "r"}
 @pytest.mark.parametrize(
     ("strategy", "config", "complaint"),
     [
-        ("http", {}, "give `service`"),
-        ("http", {**HTTP, "service": "both"}, "give `service`"),
+        ("http", {}, "give either `service`"),
+        ("http", {**HTTP, "service": "both"}, "give either `service`"),
         ("http", {"url": "file:///etc/passwd"}, "url"),
         ("http", {**HTTP, "include": ["everything"]}, "include"),
         ("http", {**HTTP, "retry": 3}, "retry"),
@@ -461,7 +470,7 @@ JUDGE = {**HTTP, "model": "m", "rubric": "r"}
         ("llm_judge", {**JUDGE, "include": ["tokens"]}, "not tokens"),
         ("composite", {"parts": []}, "parts"),
         ("composite", {"parts": [{"strategy": "nobody"}]}, "unknown evaluator 'nobody'"),
-        ("composite", {"parts": [{"strategy": "http"}]}, "give `service`"),
+        ("composite", {"parts": [{"strategy": "http"}]}, "give either `service`"),
         ("composite", {"parts": [{"strategy": "reported"}, {"strategy": "reported"}]}, "share one name"),
         ("composite", {"parts": [{"strategy": "reported", "weight": 0}]}, "above 0"),
         ("composite", {"parts": [{"strategy": "reported"}], "not_graded": "ignore"}, "not_graded"),

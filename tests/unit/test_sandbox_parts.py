@@ -23,11 +23,9 @@ from rollmill.strategies.sandbox import (
 from rollmill_evaluator.sandbox import seccomp
 from rollmill_evaluator.sandbox.cgroups import ControlGroups
 from rollmill_evaluator.sandbox.docker import Docker
-from rollmill_evaluator.sandbox.job_result import outcome_of
-from rollmill_evaluator.sandbox.output import CappedOutput
-from rollmill_evaluator.sandbox.process import Command, Ended
-from rollmill_evaluator.sandbox.script import read_reports
-from rollmill_evaluator.sandbox.selection import Chosen, SandboxOptions, local_sandbox
+from rollmill_evaluator.sandbox.job_result import outcome_of, read_reports
+from rollmill_evaluator.sandbox.process import CappedOutput, Command, ProcessResult
+from rollmill_evaluator.sandbox.selection import LazySandbox, SandboxOptions, local_sandbox
 
 JOB = Job((Step("first", ("true",)), Step("last", ("true",))), collect=("/sandbox/a",))
 
@@ -49,8 +47,8 @@ def test_what_was_dropped_shows_in_the_text() -> None:
     assert Output(b"a\xff", b"z").text == "a\ufffdz"
 
 
-def ended(reports: bytes, ending: Ending = Ending.EXITED, code: int = 0) -> Ended:
-    return Ended(ending, 1.0, Output(b"said"), reports, code)
+def ended(reports: bytes, ending: Ending = Ending.EXITED, code: int = 0) -> ProcessResult:
+    return ProcessResult(ending, 1.0, Output(b"said"), reports, code)
 
 
 def test_reports_are_steps_and_files() -> None:
@@ -108,11 +106,11 @@ def controlled(folder: Path, controllers: str = "cpu memory pids") -> ControlGro
 def test_a_control_group_limits_one_job_and_is_entered_first(tmp_path: Path) -> None:
     """The files that the kernel would read; that it obeys them is not tested here."""
     groups = controlled(tmp_path)
-    assert groups.unfit() is None
+    assert groups.unavailable() is None
     with groups.group(JobLimits(memory_bytes=2**20, processes=3)) as group:
         written = {file.name: file.read_text() for file in group.path.iterdir()}
         assert written == {"memory.max": str(2**20), "memory.oom.group": "1", "memory.swap.max": "0", "pids.max": "11"}
-        gated = group.gated(Command(("bwrap", "--help"), {}, uid=65534))
+        gated = group.enter_first(Command(("bwrap", "--help"), {}, uid=65534))
         assert gated.argv[:3] == ("/bin/sh", "-c", 'echo 0 > "$1/cgroup.procs" && shift && exec "$@"')
         assert gated.argv[4] == str(group.path)
         assert gated.argv[5:] == (
@@ -178,13 +176,13 @@ async def test_a_sandbox_that_was_not_there_is_looked_for_again_and_then_kept() 
         looked.append(1)
         return NoSandbox("not yet") if len(looked) == 1 else Found()
 
-    chosen = Chosen("late", find, jobs=1, again_seconds=0.0)
+    chosen = LazySandbox("late", find, jobs=1, retry_seconds=0.0)
     with pytest.raises(SandboxUnavailableError, match="not yet"):
         await chosen.run(JOB)
     for _ in range(2):
         assert (await chosen.run(JOB)).ending is Ending.EXITED
     assert len(looked) == 2
-    patient = Chosen("never", local_sandbox(SandboxOptions(bwrap=Path("/bin/true"))).find, jobs=1)
+    patient = LazySandbox("never", local_sandbox(SandboxOptions(bwrap=Path("/bin/true"))).find, jobs=1)
     assert await patient.found() is await patient.found()
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rollmill_evaluator.test_grading.frameworks import FRAMEWORKS, Results, Status
-from rollmill_evaluator.test_grading.scoring import Expected, Scoring
+from rollmill_evaluator.test_grading.scoring import ExpectedTests, Scoring
 
 P, F, S = Status.PASSED, Status.FAILED, Status.SKIPPED
 
@@ -222,7 +222,7 @@ def test_hostile_output_costs_no_more_than_its_length(framework: str, line: str)
     assert time.process_time() - began < 2
 
 
-EXPECTED = Expected(fail_to_pass=("a", "b"), pass_to_pass=("c", "d"))
+EXPECTED = ExpectedTests(fail_to_pass=("a", "b"), pass_to_pass=("c", "d"))
 ALL: Results = {"a": P, "b": P, "c": P, "d": P}
 
 

@@ -1,4 +1,4 @@
-"""One evaluator on one trajectory: run under a deadline, retried where that helps, its failures never a number."""
+"""One evaluator on one trajectory: run under a deadline, retried where that helps. A failure never becomes a number."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import orjson
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, Trajectory, Verdict, dump_json
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry
-from rollmill_evaluator.result_validation import EVALUATOR_ERROR, INVALID_RESULT, checked, named
+from rollmill_evaluator.result_validation import EVALUATOR_ERROR, INVALID_RESULT, not_graded_result, validated_result
 from rollmill_evaluator.retrying import Retries
 
 EVALUATOR_TIMEOUT = "evaluator_timeout"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one evaluation may take."""
+class EvaluationLimits:
+    """Limits of one evaluation."""
 
     seconds: float
     """Longest time, all tries together; a session's ``evaluation_seconds`` can only shorten it."""
@@ -37,15 +37,15 @@ class Grader:
     """Turns (trajectory, evaluator spec) into an `Evaluation`. Raises nothing but cancellation."""
 
     registry: StrategyRegistry[BaseTrajectoryEvaluator]
-    limits: Limits
+    limits: EvaluationLimits
     clock: Clock
-    surroundings: EvaluationContext = field(default_factory=lambda: EvaluationContext(deadline_seconds=0.0))
+    context: EvaluationContext = field(default_factory=lambda: EvaluationContext(deadline_seconds=0.0))
     """What every evaluator may use; the deadline is set for each."""
 
     async def grade(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> Evaluation:
-        """The evaluation of ``trajectory``; ``digest`` is that of its record on ``built``."""
+        """The evaluation of ``trajectory``; ``digest``: of its record's content on ``built``."""
         began = time.perf_counter()
-        result, version = await self._result(trajectory, spec)
+        result, version = await self._evaluate(trajectory, spec)
         return Evaluation(
             **{name: getattr(result, name) for name in EvalResult.model_fields},
             evaluation_id=evaluation_id(trajectory, digest, spec),
@@ -58,37 +58,39 @@ class Grader:
             at=self.clock.now(),
         )
 
-    async def _result(self, trajectory: Trajectory, spec: EvaluatorSpec) -> tuple[EvalResult, str | None]:
+    async def _evaluate(self, trajectory: Trajectory, spec: EvaluatorSpec) -> tuple[EvalResult, str | None]:
         try:
             evaluator = self.registry.create(spec)
             version = getattr(evaluator, "version", None)
             seconds = min(self.limits.seconds, trajectory.spec.evaluation_seconds)
-            result = await self._within(seconds, evaluator, trajectory)
+            result = await self._within_deadline(seconds, evaluator, trajectory)
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
-            return named(error, EVALUATOR_ERROR), None
+            return not_graded_result(error, EVALUATOR_ERROR), None
         except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
-            return named(error), None
+            return not_graded_result(error), None
         return result, None if version is None else str(version)
 
-    async def _within(self, seconds: float, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory) -> EvalResult:
-        """The result within ``seconds``. The evaluator's own timeouts are its errors, ours is its timeout."""
+    async def _within_deadline(
+        self, seconds: float, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory
+    ) -> EvalResult:
+        """The result within ``seconds``. A TimeoutError of the evaluator itself is its error; ours is its timeout."""
         try:
             async with asyncio.timeout(seconds) as deadline:
-                return checked(await self._with_retries(evaluator, trajectory, seconds))
+                return validated_result(await self._with_retries(evaluator, trajectory, seconds))
         except TimeoutError as error:
             if deadline.expired():
                 return EvalResult(
                     not_graded=EVALUATOR_TIMEOUT, verdict=Verdict.NOT_GRADED, metadata={"seconds": seconds}
                 )
-            return named(error, EVALUATOR_ERROR)
+            return not_graded_result(error, EVALUATOR_ERROR)
 
     async def _with_retries(
         self, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory, seconds: float
     ) -> EvalResult:
-        async def attempt(left: float) -> EvalResult:
-            return await evaluator.evaluate(trajectory, replace(self.surroundings, deadline_seconds=left))
+        async def attempt(seconds_left: float) -> EvalResult:
+            return await evaluator.evaluate(trajectory, replace(self.context, deadline_seconds=seconds_left))
 
         return await Retries(self.limits.attempts, self.limits.retry_seconds).run(attempt, seconds)
 
@@ -100,36 +102,36 @@ def evaluation_id(trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> s
 
 
 def _is_cancelled() -> bool:
-    """True: this task is to end. False: the evaluator raised CancelledError by itself."""
+    """True: this task was cancelled. False: the evaluator raised CancelledError by itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def wire(evaluation: Evaluation, limit: int) -> bytes:
+def encode_evaluation(evaluation: Evaluation, limit: int) -> bytes:
     """JSON of an evaluation in at most ``limit`` bytes.
 
-    Numbers of numpy in the metadata become JSON numbers. Metadata that is too large or has no JSON form is replaced
-    by a note and the grade stays; only a grade that is too large by itself is given up (``invalid_result``).
+    NumPy numbers in the metadata become JSON numbers. Metadata that is too large or has no JSON form is replaced by a
+    note, and the grade is kept; a grade that is too large by itself becomes not graded (``invalid_result``).
     """
-    for version in (evaluation, _noted(evaluation), _given_up(evaluation, limit)):
-        packed = _packed(version)
-        if packed is not None and len(packed) <= limit:
-            return packed
-    raise ValueError(f"a limit of {limit} bytes holds no evaluation at all")
+    for version in (evaluation, _without_metadata(evaluation), _too_large(evaluation, limit)):
+        encoded = _as_json(version)
+        if encoded is not None and len(encoded) <= limit:
+            return encoded
+    raise ValueError(f"no evaluation fits into {limit} bytes")
 
 
-def _packed(evaluation: Evaluation) -> bytes | None:
+def _as_json(evaluation: Evaluation) -> bytes | None:
     try:
         return orjson.dumps(evaluation.model_dump(), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
     except (TypeError, ValueError):  # ValueError: the metadata contains itself
         return None
 
 
-def _noted(evaluation: Evaluation) -> Evaluation:
+def _without_metadata(evaluation: Evaluation) -> Evaluation:
     return evaluation.replace(metadata={"dropped": "the evaluator's metadata is too large or has no JSON form"})
 
 
-def _given_up(evaluation: Evaluation, limit: int) -> Evaluation:
+def _too_large(evaluation: Evaluation, limit: int) -> Evaluation:
     return evaluation.replace(
         outcome_reward=None,
         trace_rewards=None,

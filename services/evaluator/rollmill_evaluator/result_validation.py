@@ -1,4 +1,4 @@
-"""An evaluator's answer, if it is one; and what its failure is called."""
+"""Whether an evaluator's return value is a valid result, and which reason its failure gets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAX_ERROR = 2000
 """Characters of an error's text that are kept."""
 
 
-def checked(result: object) -> EvalResult:
-    """The result, if it is one: validated again, since a model can be built past its validators."""
+def validated_result(result: object) -> EvalResult:
+    """``result``, validated again: ``model_construct`` builds one without validators. Raises InvalidResultError."""
     if not isinstance(result, EvalResult):
         raise InvalidResultError(f"an EvalResult is expected, not {type(result).__name__}")
     try:
@@ -25,18 +25,18 @@ def checked(result: object) -> EvalResult:
 
 
 class InvalidResultError(Exception):
-    """An evaluator's answer is no valid result."""
+    """An evaluator returned something that is no valid result."""
 
 
-def named(error: BaseException, reason: str | None = None) -> EvalResult:
+def not_graded_result(error: BaseException, reason: str | None = None) -> EvalResult:
     """Not graded, because of ``error``."""
     text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
     return EvalResult(not_graded=reason or _reason(error), verdict=Verdict.NOT_GRADED, metadata={"error": text})
 
 
 def _reason(error: BaseException) -> str:
-    """An evaluator that builds an invalid result meets the model's own refusal; a typed error names its reason."""
+    """A typed error names its reason. A ValidationError of `EvalResult`: the evaluator built an invalid one."""
     if isinstance(error, InfrastructureError | NotGradedError):
         return error.reason
-    refused = isinstance(error, ValidationError) and error.title == EvalResult.__name__
-    return INVALID_RESULT if refused or isinstance(error, InvalidResultError) else EVALUATOR_ERROR
+    invalid = isinstance(error, ValidationError) and error.title == EvalResult.__name__
+    return INVALID_RESULT if invalid or isinstance(error, InvalidResultError) else EVALUATOR_ERROR

@@ -1,4 +1,4 @@
-"""Tries again where that helps: bounded, with growing waits, or after as long as a service asks for."""
+"""Bounded retries of what raises RetryableError: with growing waits, or after the wait that a service asks for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rollmill.errors import RetryableError
 R = TypeVar("R")
 
 LONGEST_WAIT = 60.0
-"""Seconds; a service that asks for more is tried again earlier."""
+"""Seconds; a service that asks for a longer wait is tried again after this one."""
 
 
 @dataclass(frozen=True)
 class Retries:
-    """How often, and with which waits."""
+    """How many tries, and with which waits."""
 
     attempts: int | None
     """None: until the time is over."""
@@ -29,22 +29,22 @@ class Retries:
     """Longest of these waits, in seconds."""
 
     async def run(self, attempt: Callable[[float], Awaitable[R]], seconds: float) -> R:
-        """What ``attempt`` returns, called with the seconds that are left; raises what the last try raised."""
-        ends = time.monotonic() + seconds
-        async for trying in stamina.retry_context(
-            on=_again,
+        """What ``attempt`` returns; it takes the seconds that are left. Raises what the last try raised."""
+        deadline = time.monotonic() + seconds
+        async for try_ in stamina.retry_context(
+            on=_retry_wait,
             attempts=self.attempts,
             timeout=seconds,
             wait_initial=self.first_wait,
             wait_max=self.longest,
             wait_jitter=self.first_wait,
         ):
-            with trying:
-                return await attempt(max(0.0, ends - time.monotonic()))
+            with try_:
+                return await attempt(max(0.0, deadline - time.monotonic()))
         raise RuntimeError("no try was made")
 
 
-def _again(error: Exception) -> bool | float:
+def _retry_wait(error: Exception) -> bool | float:
     """False: no. True: after the usual wait. A number: after that many seconds."""
     if not isinstance(error, RetryableError):
         return False

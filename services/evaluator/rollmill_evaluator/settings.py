@@ -12,14 +12,14 @@ from rollmill.settings import ServiceSettings
 from rollmill.strategies import ExternalService, ResourceClass
 from rollmill.topics import EVALUATIONS
 from rollmill_evaluator.consumer.concurrent_consumer import ConsumerLimits
-from rollmill_evaluator.grading import Limits
+from rollmill_evaluator.grading import EvaluationLimits
 from rollmill_evaluator.sandbox.selection import SandboxOptions
 
 ResourceClassName = Literal["light", "remote", "custom", "sandbox"]
 
 
 class ServiceAddress(BaseModel):
-    """A service outside, and the keys that it is shown."""
+    """Address and keys of an outside service."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,8 +50,8 @@ class EvaluatorSettings(ServiceSettings):
     evaluator_bytes: PositiveInt = 128 * 2**20
     """Of the records in flight in each resource class: bounds memory."""
     evaluator_seconds: float = Field(default=600.0, gt=0)
-    """Longest time for one evaluation; below a session's `evaluation_seconds`, so that ``evaluator_timeout`` is said
-    before the reward-merger stops waiting."""
+    """Longest time for one evaluation; below a session's `evaluation_seconds`, so that ``evaluator_timeout`` is
+    published before the reward-merger stops waiting."""
     evaluator_attempts: PositiveInt = 3
     """Tries, where an evaluator raises RetryableError."""
     evaluator_retry_seconds: float = Field(default=0.5, ge=0)
@@ -59,21 +59,21 @@ class EvaluatorSettings(ServiceSettings):
     """Name to address and keys of the services that the evaluators ``http`` and ``llm_judge`` may ask by name, as JSON;
     keys belong here and never into a spec, which is kept in the log."""
     evaluator_any_url: bool = True
-    """False: specs can name services and no URL of their own. Whoever opens sessions could else have this process ask
-    any address that it reaches."""
+    """False: specs can name services but give no URL. Otherwise anyone who opens sessions can make this process send
+    requests to any address that it reaches."""
     evaluator_sources: Path | None = None
     """The folder below which specs name repositories, bundles and archives; nothing else can be named."""
     sandbox_bwrap: Path | None = None
     """The program bubblewrap; None: ``bwrap`` on PATH. Without it, specs that run code are not graded
     (``sandbox_unavailable``)."""
     sandbox_uid: NonNegativeInt = 65534
-    """Who runs untrusted code where the service is root; the sources and tools must be readable to that user. 0: root
+    """User that runs untrusted code where the service is root; it must be able to read the sources and tools. 0: root
     stays root, in a user namespace of its own."""
     sandbox_tools: tuple[Path, ...] = ()
     """Files and folders that sandboxes see read-only beside /usr, such as a language's installation; a JSON list."""
     sandbox_cgroup: Path | None = None
     """A cgroup (v2) with the controllers memory and pids that was delegated to the service: limits by the kernel.
-    None: by resource limits, and by looking at the processes some times a second."""
+    None: by resource limits, and by reading the usage of the processes several times a second."""
     sandbox_jobs: PositiveInt = 4
     """Jobs at once, for each kind of sandbox: each may take the memory that its spec asks for."""
     sandbox_docker: str = "docker"
@@ -85,7 +85,7 @@ class EvaluatorSettings(ServiceSettings):
     webhook_signing_key: SecretStr | None = None
     """Signs the notices (`rollmill.signing`); None: they are not signed."""
     webhook_records: PositiveInt = 64
-    """Notices under way; a target that takes none stops only their reading."""
+    """Notices in flight; a target that accepts none stops only the reading of further ones."""
     webhook_seconds: float = Field(default=10.0, gt=0)
     """For one try."""
     webhook_retry_seconds: float = Field(default=1.0, gt=0)
@@ -94,7 +94,7 @@ class EvaluatorSettings(ServiceSettings):
     webhook_patience_seconds: float = Field(default=24 * 3600.0, gt=0)
     """For all tries of one notice; then it is counted as given up. Below the retention of ``trajectories``."""
     commit_seconds: float = Field(default=1.0, gt=0)
-    """How often finished work is committed: what a crash repeats at most, beside what is running."""
+    """How often finished records are committed: a crash repeats at most these, and those that were running."""
 
     @property
     def webhook(self) -> ExternalService | None:
@@ -122,8 +122,8 @@ class EvaluatorSettings(ServiceSettings):
         )
 
     @property
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> EvaluationLimits:
+        return EvaluationLimits(
             seconds=self.evaluator_seconds,
             attempts=self.evaluator_attempts,
             retry_seconds=self.evaluator_retry_seconds,

@@ -1,4 +1,4 @@
-"""The evaluator's worker: members of the groups ``<prefix>evaluator.<resource class>`` that answer ``built``."""
+"""The evaluator's workers: one member of each group ``<prefix>evaluator.<resource class>``, reading ``built``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rollmill.runtime.app import ServiceContext
 from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.strategies import EvaluationContext, ResourceClass, evaluator_registry
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
-from rollmill_evaluator.consumer.concurrent_consumer import ConcurrentConsumer
-from rollmill_evaluator.delivery.record_handler import Publish, RecordHandler
+from rollmill_evaluator.consumer.concurrent_consumer import ConcurrentConsumer, run_member
+from rollmill_evaluator.delivery.record_handler import PublishEvaluation, RecordHandler
 from rollmill_evaluator.grading import Grader
 from rollmill_evaluator.sandbox.selection import container_sandbox, local_sandbox
 from rollmill_evaluator.settings import EvaluatorSettings
@@ -27,34 +27,34 @@ PUBLISH_ATTEMPTS = 5
 async def work(context: ServiceContext) -> None:
     """Evaluate until ``context.stop``; then finish, commit and leave the groups.
 
-    One group for each resource class: each reads all of ``built``, takes in as much as it has room for, and commits
-    its own position, so that none waits for another (and so that classes can run in processes of their own).
+    One group for each resource class: each reads all of ``built``, takes in as much as it has capacity for, and
+    commits its own position, so that no class waits for another (and so that classes can run in separate processes).
     """
     settings = context.settings
     if not isinstance(settings, EvaluatorSettings):
         raise ConfigurationError(f"the evaluator needs EvaluatorSettings, not {type(settings).__name__}")
-    grader = Grader(evaluator_registry(), settings.limits, context.clock, surroundings(settings))
+    grader = Grader(evaluator_registry(), settings.limits, context.clock, evaluation_context(settings))
     async with asyncio.TaskGroup() as members:
         for resource_class in settings.resource_classes:
-            members.create_task(_member(context, settings, grader, resource_class))
+            members.create_task(_run_class(context, settings, grader, resource_class))
 
 
-async def _member(
+async def _run_class(
     context: ServiceContext, settings: EvaluatorSettings, grader: Grader, resource_class: ResourceClass
 ) -> None:
-    answering = RecordHandler(
+    handler = RecordHandler(
         grader=grader,
-        publish=publisher(context, settings),
+        publish=evaluation_publisher(context, settings),
         metrics=context.metrics,
         partitions=settings.partitions,
         concurrency=settings.evaluator_concurrency,
         concurrency_of=settings.evaluator_concurrency_of,
         resource_class=resource_class,
-        claims=ClaimCheck.of(settings),
+        claim_check=ClaimCheck.of(settings),
         failpoints=context.failpoints,
     )
-    group = ConcurrentConsumer(
-        answering.answer,
+    consumer = ConcurrentConsumer(
+        handler.handle,
         topic=BUILT,
         prefix=settings.prefix,
         group_id=group_id(settings.prefix, resource_class),
@@ -63,25 +63,14 @@ async def _member(
         metrics=context.metrics,
         labels={"reads": resource_class.label},
     )
-    await membership(group, context, f"{MEMBER} {resource_class.label}")
+    await run_member(consumer, context, f"{MEMBER} {resource_class.label}")
 
 
 def group_id(prefix: str, resource_class: ResourceClass) -> str:
     return f"{prefix}{NAME}.{resource_class.label}"
 
 
-async def membership(group: ConcurrentConsumer, context: ServiceContext, name: str) -> None:
-    """Run a group until ``context.stop``; ready, as part ``name``, while it is joined."""
-    context.health.expect(name)
-    announcing = asyncio.create_task(_announce(group, context, name))
-    try:
-        await group.run(context.stop)
-    finally:
-        announcing.cancel()
-        context.health.ready(name, ready=False)
-
-
-def surroundings(settings: EvaluatorSettings) -> EvaluationContext:
+def evaluation_context(settings: EvaluatorSettings) -> EvaluationContext:
     """What evaluators of this process may use; sandboxes are looked for when first needed."""
     return EvaluationContext(
         deadline_seconds=settings.evaluator_seconds,
@@ -93,13 +82,11 @@ def surroundings(settings: EvaluatorSettings) -> EvaluationContext:
     )
 
 
-async def _announce(group: ConcurrentConsumer, context: ServiceContext, name: str) -> None:
-    await group.joined.wait()
-    context.health.ready(name)
+def evaluation_publisher(context: ServiceContext, settings: EvaluatorSettings) -> PublishEvaluation:
+    """Publishes to the session's partition and returns when the log has the record.
 
-
-def publisher(context: ServiceContext, settings: EvaluatorSettings) -> Publish:
-    """Publishes to the session's partition and returns when the log has it; raises KafkaError after some tries."""
+    The function raises KafkaError after `PUBLISH_ATTEMPTS` tries.
+    """
     topic = EVALUATIONS.full_name(settings.prefix)
 
     async def publish(session_id: str, value: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Pytest fixtures: one Apache Kafka for the whole test run, and a name of its own for each test.
+"""Pytest fixtures: one Apache Kafka for the whole test run, and a topic prefix for each test.
 
 Use with ``pytest_plugins = ["rollmill.testing.kafka"]`` in the top ``conftest.py``. One broker with a prefix per test
-is far cheaper than a broker per test; what one test leaves in its topics no other test looks at.
+is far cheaper than a broker per test, and no test reads the topics of another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka, running
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[EmbeddedKafka]:
-    """Apache Kafka, ready, in test mode for all tests; gone with its data after the last."""
+    """Apache Kafka, ready, in test mode, for all tests; stopped, and its data deleted, after the last."""
     # Not pytest's own temporary folder: that keeps three runs, and a broker's data is large.
     with (
         tempfile.TemporaryDirectory(prefix="rollmill-kafka-") as directory,
@@ -29,5 +29,5 @@ def kafka_broker() -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture
 def topic_prefix() -> str:
-    """Begins every topic, group and transactional id of this test, and of no other."""
+    """Prefix of every topic, group and transactional id of this test, and of no other."""
     return f"t{uuid.uuid4().hex[:8]}."

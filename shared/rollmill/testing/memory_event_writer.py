@@ -1,4 +1,4 @@
-"""A log in memory, for programs that only append: it acknowledges, fails or keeps them waiting as it is told."""
+"""An event writer without Kafka: it keeps the records, and acknowledges, fails or waits as the test sets it."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Appended:
 
 @dataclass
 class MemoryEventWriter:
-    """Clear ``open`` to hold every acknowledgement back; set ``failure`` or ``doubt`` to raise it."""
+    """Clear ``open`` to delay every acknowledgement; set ``failure`` or ``doubt`` to raise it."""
 
     appended: list[Appended] = field(default_factory=list)
     erased: list[tuple[Topic, str, Headers]] = field(default_factory=list)
     """Tombstones."""
     failure: Exception | None = None
-    """Raised, and nothing is kept."""
+    """Raised by an append that keeps nothing."""
     doubt: Exception | None = None
-    """Raised, and the record is kept all the same: an acknowledgement that was lost."""
+    """Raised by an append that keeps the record: a lost acknowledgement."""
     full: BackpressureError | None = None
-    """Raised where room is asked for."""
+    """Raised by a reservation."""
     reserved: int = 0
-    """Bytes that room is kept for."""
+    """Bytes that are reserved now."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when an append has been asked for."""
+    """Set at the first call of `append`."""
 
     def __post_init__(self) -> None:
         self.open.set()

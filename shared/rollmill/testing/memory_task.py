@@ -1,4 +1,4 @@
-"""A stage without Kafka: feed it records, look at what it emits, check that restore gives the same state."""
+"""A processor without Kafka: feed it records, inspect its outputs, check that restore gives the same state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class MemoryTask(Generic[V]):
-    """Runs one task of a stage in memory, with the engine's own state and the same order of things."""
+    """Runs one task of a processor in memory, with the engine's own state and in the engine's order."""
 
     def __init__(self, stage: Processor[V, Any], *, partition: int = 0) -> None:
         self.stage = stage
@@ -29,7 +29,7 @@ class MemoryTask(Generic[V]):
         self.dead_letters: list[tuple[InputRecord, PoisonRecordError]] = []
         self.counts: dict[str, float] = {}
         self.metrics = Metrics(stage.name)
-        """Refuses what the catalogue does not know."""
+        """Raises for a metric that is not in the catalogue."""
         self.positions: dict[str, int] = {}
 
     def feed(
@@ -42,30 +42,30 @@ class MemoryTask(Generic[V]):
         headers: Headers = (),
     ) -> Outputs:
         """Process one record as the engine would; poison goes to ``dead_letters``."""
-        where = self.partition if partition is None else partition
-        slot = f"{topic.name}/{where}"
+        number = self.partition if partition is None else partition
+        slot = f"{topic.name}/{number}"
         offset = self.positions.get(slot, 0)
         self.positions[slot] = offset + 1
-        record = InputRecord(topic, where, offset, key.encode(), as_bytes(topic, value), headers)
+        record = InputRecord(topic, number, offset, key.encode(), as_bytes(topic, value), headers)
         try:
-            effects = self.stage.process(self.state, record, self.local)
+            outputs = self.stage.process(self.state, record, self.local)
         except PoisonRecordError as error:
             self.dead_letters.append((record, error))
             return Outputs()
-        self._take(effects, origin_of(self.stage.inputs.index(topic), where, offset))
-        return effects
+        self._apply(outputs, origin_of(self.stage.inputs.index(topic), number, offset))
+        return outputs
 
     def punctuate(self, now: float, *, caught_up: bool = True) -> Outputs:
         context = TaskContext(
             now=now, partition=self.partition, positions=dict(self.positions), caught_up=caught_up, keeps_up=caught_up
         )
-        effects = self.stage.punctuate(self.state, context, self.local)
-        self._take(effects, f"~{sum(self.positions.values()):020d}.{len(self.changelog):06d}")
-        return effects
+        outputs = self.stage.punctuate(self.state, context, self.local)
+        self._apply(outputs, f"~{sum(self.positions.values()):020d}.{len(self.changelog):06d}")
+        return outputs
 
     def of(self, topic: Topic) -> Sequence[OutputRecord]:
         """Everything emitted to one topic so far."""
-        return [emit for emit in self.emitted if emit.topic is topic]
+        return [record for record in self.emitted if record.topic is topic]
 
     def restored(self) -> TaskState[V]:
         """The state that a new owner would restore from the changelog."""
@@ -84,19 +84,19 @@ class MemoryTask(Generic[V]):
         local.committed(state)
         return state
 
-    def _take(self, effects: Outputs, origin: str) -> None:
-        for change in self.state.stage(effects, origin):
-            if change.payload is None:
-                self.changelog.pop(change.key, None)
+    def _apply(self, outputs: Outputs, origin: str) -> None:
+        for update in self.state.stage(outputs, origin):
+            if update.payload is None:
+                self.changelog.pop(update.key, None)
             else:
-                self.changelog[change.key] = change.payload
+                self.changelog[update.key] = update.payload
         self.state.commit()
         self.local.committed(self.state)
-        self.emitted += effects.records
-        for name, increment in effects.counts.items():
+        self.emitted += outputs.records
+        for name, increment in outputs.counts.items():
             self.counts[name] = self.counts.get(name, 0) + increment
-        self.metrics.count_all(effects.counts)
-        for name, values in effects.observed.items():
+        self.metrics.count_all(outputs.counts)
+        for name, values in outputs.observed.items():
             for value in values:
                 self.metrics.observe(name, value)
 

@@ -1,4 +1,4 @@
-"""A service as a process of its own, for tests that kill, stop and restart it."""
+"""A service as a separate process, for tests that kill, stop and restart it."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class ServiceProcess:
         async with self._grown:
             self._grown.notify_all()
 
-    async def says(self, words: bytes, seconds: float = START_SECONDS) -> None:
-        """Wait until the log has the words. Raises AssertionError with the log where it ends before."""
+    async def wait_for_log(self, text: bytes, seconds: float = START_SECONDS) -> None:
+        """Wait until the log contains ``text``. Raises AssertionError with the log where the process ends before."""
         async with asyncio.timeout(seconds), self._grown:
-            await self._grown.wait_for(lambda: words in self.log or self._ended)
-        if words not in self.log:
-            raise AssertionError(f"the process never said {words!r}: {self.log.decode()}")
+            await self._grown.wait_for(lambda: text in self.log or self._ended)
+        if text not in self.log:
+            raise AssertionError(f"the process never logged {text!r}: {self.log.decode()}")
 
-    async def stopped(self, seconds: float = START_SECONDS) -> int:
-        """SIGTERM; the exit code."""
+    async def stop(self, seconds: float = START_SECONDS) -> int:
+        """Send SIGTERM and wait; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return await asyncio.wait_for(self.process.wait(), seconds)
 
-    async def killed(self) -> None:
-        """SIGKILL."""
+    async def kill(self) -> None:
+        """Send SIGKILL and wait."""
         with suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
@@ -69,34 +69,34 @@ async def service_process(module: str, environment: Mapping[str, str]) -> AsyncI
     try:
         yield running
     finally:
-        await running.killed()
+        await running.kill()
         await reading
 
 
 def free_port() -> int:
-    """Below the range of outgoing connections, so that nobody who connects to it in vain is given it."""
+    """A free port below the range of outgoing connections, so that no client is assigned it as its own port."""
     while True:
         port = 20_000 + secrets.randbelow(12_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
 
-async def processes_with(word: str) -> list[int]:
-    """Processes of this machine that have ``word`` as one of their arguments."""
-    return await asyncio.to_thread(_processes_with, word.encode())
+async def processes_with(argument: str) -> list[int]:
+    """The ids of processes of this machine that have ``argument`` among their arguments."""
+    return await asyncio.to_thread(_processes_with, argument.encode())
 
 
-def _processes_with(word: bytes) -> list[int]:
+def _processes_with(argument: bytes) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if word in (folder / "cmdline").read_bytes().split(b"\0"):
+            if argument in (folder / "cmdline").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
 
 
-async def until_gone(word: str, seconds: float = 5.0) -> None:
-    """Wait until no process has ``word`` as an argument: the kernel takes its moment to end a namespace."""
+async def until_gone(argument: str, seconds: float = 5.0) -> None:
+    """Wait until no process has ``argument`` among its arguments: the kernel takes some time to end a namespace."""
     async with asyncio.timeout(seconds):
-        while await processes_with(word):
+        while await processes_with(argument):
             continue

@@ -1,4 +1,4 @@
-"""Pytest fixtures: Prometheus' own programs; a test without one is skipped with the reason, and in CI fails."""
+"""Pytest fixtures: the programs of Prometheus. Where one is missing the test is skipped, and fails in CI."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import shutil
 
 import pytest
 
-from rollmill.testing.requirements import require_or_skip
+from rollmill.testing.requirements import fail_in_ci_or_skip
 
 
 def _program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        require_or_skip(f"{name} is not on the PATH; `make test` gets it where Debian's packages can be had")
+        fail_in_ci_or_skip(f"{name} is not on the PATH; `make test` gets it where Debian's packages can be had")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a test needs and does not find."""
+"""What happens to a test where a program that it needs is missing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NoReturn
 import pytest
 
 
-def require_or_skip(why: str) -> NoReturn:
-    """What `make test` gets is missing: a person may go on without it, CI must not pass without having tried it."""
+def fail_in_ci_or_skip(why: str) -> NoReturn:
+    """A program that `make test` installs is missing: skip the test, but fail it in CI, where a skip proves nothing."""
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)

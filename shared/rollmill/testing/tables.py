@@ -1,10 +1,10 @@
-"""A stand-in for the reader of a topic, where one process is all there is."""
+"""Replaces a global table's reader in tests with a single process."""
 
 from __future__ import annotations
 
 
 class CaughtUp:
-    """Has always read everything: what this process wrote, it knows."""
+    """Is always caught up: the only writer is this process."""
 
     async def end_offsets(self) -> dict[int, int]:
         return {}

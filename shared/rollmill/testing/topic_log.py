@@ -1,4 +1,4 @@
-"""Producing to and reading from the log in tests: plain bytes in, committed records out, bounded waits."""
+"""Produce to and read from topics in tests: plain bytes in, committed records out, bounded waits."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.settings import KafkaSettings, ServiceSettings
 from rollmill.topics import Topic
 
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 QUIET_POLLS = 3
 
 JSON_HEADERS: Headers = (("content-type", JSON.encode()),)
 
-Sent = tuple[str, bytes]
+KeyValue = tuple[str, bytes]
 """Key and value."""
 
 
 async def produce(
-    settings: KafkaSettings, topic: Topic, records: Iterable[Sent], *, headers: Headers = JSON_HEADERS
+    settings: KafkaSettings, topic: Topic, records: Iterable[KeyValue], *, headers: Headers = JSON_HEADERS
 ) -> None:
     """Send records by their keys and wait until all are acknowledged."""
     producer = KafkaClients(settings).producer()
@@ -47,9 +47,8 @@ async def produce(
 
 
 async def read(settings: KafkaSettings, topic: Topic, done: int | Callable[[list[Any]], bool]) -> list[ConsumerRecord]:
-    """Committed records of all partitions once there are ``done`` of them (or it says so) and no more come for a while.
-
-    Raises TimeoutError after a minute.
+    """Committed records of all partitions, once there are ``done`` of them (or ``done`` returns True) and none have
+    arrived for `QUIET_POLLS` polls. Raises TimeoutError after `TIMEOUT_SECONDS`.
     """
     enough = done if callable(done) else lambda found: len(found) >= done
     records: list[ConsumerRecord] = []
@@ -57,7 +56,7 @@ async def read(settings: KafkaSettings, topic: Topic, done: int | Callable[[list
         name = topic.full_name(settings.prefix)
         consumer.assign([TopicPartition(name, p) for p in range(topic.partitions(settings))])
         quiet = 0
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while quiet < QUIET_POLLS or not enough(records):
                 found = await consumer.getmany(timeout_ms=100)
                 quiet = 0 if found else quiet + 1
@@ -66,8 +65,8 @@ async def read(settings: KafkaSettings, topic: Topic, done: int | Callable[[list
     return records
 
 
-async def everything(settings: KafkaSettings, topic: Topic) -> list[Any]:
-    """The decoded values of all that is committed now. Raises PoisonRecordError where one cannot be read."""
+async def read_all(settings: KafkaSettings, topic: Topic) -> list[Any]:
+    """The decoded values of all records committed so far. Raises PoisonRecordError where one cannot be decoded."""
     found: list[Any] = []
     poison: list[PoisonRecordError] = []
     stop = asyncio.Event()
@@ -75,7 +74,7 @@ async def everything(settings: KafkaSettings, topic: Topic) -> list[Any]:
         KafkaClients(settings), settings, topic, lambda _, value: found.append(value), lambda _, e: poison.append(e)
     )
     reading = asyncio.create_task(reader.run(stop))
-    await asyncio.wait_for(reader.caught_up(), PATIENCE)
+    await asyncio.wait_for(reader.caught_up(), TIMEOUT_SECONDS)
     stop.set()
     await reading
     if poison:
@@ -84,14 +83,17 @@ async def everything(settings: KafkaSettings, topic: Topic) -> list[Any]:
 
 
 def dead_letter_info(record: ConsumerRecord) -> DeadLetterInfo:
-    """What a dead letter says of itself."""
+    """The header of a dead letter."""
     info: DeadLetterInfo = decode(DeadLetterInfo, header(record.headers, DEAD_LETTER), JSON_HEADERS)
     return info
 
 
 @asynccontextmanager
 async def running(settings: ServiceSettings, stages: Sequence[Processor[Any, Any]]) -> AsyncIterator[None]:
-    """Stages on the engine, in this process, each with its own metrics; drained at the end. Raises what ended them."""
+    """Run processors on the engine in this process, each with its own metrics; drained at the end of the block.
+
+    Raises the exception that ended one of them.
+    """
     clients, stop = KafkaClients(settings), asyncio.Event()
     tools = [TaskTools(settings, clients, SystemClock(), Metrics(stage.name), Health()) for stage in stages]
     work = [run_stages([stage], own, stop) for stage, own in zip(stages, tools, strict=True)]
@@ -100,5 +102,5 @@ async def running(settings: ServiceSettings, stages: Sequence[Processor[Any, Any
         yield
     finally:
         stop.set()
-        for failure in filter(None, await asyncio.wait_for(job, PATIENCE)):
+        for failure in filter(None, await asyncio.wait_for(job, TIMEOUT_SECONDS)):
             raise failure

@@ -1,7 +1,7 @@
 """An event loop in which waiting takes no time: where nothing is ready, the clock jumps to the next timer.
 
-Deadlines, back-offs and timers of the code under test keep their order and cost nothing. Only for code that waits on
-nothing outside the loop: no sockets, no threads.
+Deadlines, back-offs and timers of the code under test keep their order and take no time. Only for code that waits for
+nothing outside of the loop: no sockets, no threads.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class _JumpingSelector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("nothing will ever happen: every task waits, and no timer is set")
+            raise RuntimeError("deadlock: every task waits, and no timer is set")
         self.now += max(timeout, 0.0)
         return []
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Its ``time`` begins at 0 and moves by the waits alone, so that a run is the same each time."""
+    """Its ``time`` begins at 0 and advances by the waits alone, so that every run is the same."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()

@@ -15,7 +15,7 @@ from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionS
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.http.canned_server import Asked, Played, canned_server
+from rollmill.testing.http.canned_server import CannedRequest, CannedResponse, canned_server
 from rollmill.testing.http.scripted_engine import END, ScriptedEngine, decode, encode, render
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
@@ -62,7 +62,7 @@ FACES = {
 @dataclass
 class Rig:
     app: Any
-    asked: list[Asked]
+    asked: list[CannedRequest]
     sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
 
     def call(self, path: str, body: object, method: str = "POST", **headers: str) -> AsgiCall:
@@ -83,7 +83,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(answer: Callable[[Asked], Played], **settings: Any) -> AsyncIterator[Rig]:
+async def rig(answer: Callable[[CannedRequest], CannedResponse], **settings: Any) -> AsyncIterator[Rig]:
     async with asyncio.timeout(WAIT), canned_server(answer) as engine:
         given = CaptureSettings(upstream=engine.url, **settings)
         async with make_client(given) as client:
@@ -100,7 +100,7 @@ async def rig(answer: Callable[[Asked], Played], **settings: Any) -> AsyncIterat
                 clock=ManualClock(),
                 metrics=Metrics("capture"),
             )
-            yield Rig(assemble(parts), engine.asked, sink)
+            yield Rig(assemble(parts), engine.requests, sink)
 
 
 @pytest.mark.parametrize("name", FACES)
@@ -134,7 +134,7 @@ async def test_a_reply_that_the_log_did_not_take_never_ends_normally(name: str, 
 @pytest.mark.parametrize("name", FACES)
 async def test_a_stream_that_breaks_is_an_error_in_the_callers_shape(name: str) -> None:
     raw = (WIRE / "vllm_chat_stream_midstream_error.sse").read_bytes()
-    async with rig(lambda _: Played.events(raw)) as capture:
+    async with rig(lambda _: CannedResponse.events(raw)) as capture:
         async with capture.ask(name, stream=True) as call:
             text = await call.rest()
         last = text.strip().split(b"\n\n")[-1]
@@ -146,7 +146,7 @@ async def test_a_stream_that_breaks_is_an_error_in_the_callers_shape(name: str) 
 @pytest.mark.parametrize("name", FACES)
 async def test_a_refusal_of_the_engine_is_told_in_the_callers_shape(name: str) -> None:
     raw = (WIRE / "vllm_error_400_context.json").read_bytes()
-    async with rig(lambda _: Played((raw,), 400)) as capture:
+    async with rig(lambda _: CannedResponse((raw,), 400)) as capture:
         async with capture.ask(name, stream=True) as call:
             body = await call.json()
         assert call.status == 400
@@ -199,7 +199,7 @@ async def test_gemini_without_events_is_a_list() -> None:
 
 async def test_a_stop_sequence_is_named() -> None:
     choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop", "stop_reason": "END"}
-    async with rig(lambda _: Played.json({"choices": [choice], "usage": {}})) as capture:
+    async with rig(lambda _: CannedResponse.json({"choices": [choice], "usage": {}})) as capture:
         body = {**FACES["messages"].body, "stop_sequences": ["END"]}
         async with capture.call("/v1/messages", body) as call:
             answer = await call.json()
@@ -217,7 +217,7 @@ async def test_a_stop_sequence_is_named() -> None:
 async def test_other_ends_are_told(finish: str, told: tuple[str, str | None, str]) -> None:
     choice = {"index": 0, "message": {"content": "a"}, "finish_reason": finish}
     found: list[Any] = []
-    async with rig(lambda _: Played.json({"choices": [choice], "usage": {}})) as capture:
+    async with rig(lambda _: CannedResponse.json({"choices": [choice], "usage": {}})) as capture:
         for name in FACES:
             async with capture.ask(name, stream=False) as call:
                 found.append(await call.json())
@@ -242,7 +242,7 @@ async def test_a_second_call_and_late_text_are_told_after_the_first_call() -> No
         frame(delta={}, finish_reason="tool_calls"),
         b"data: [DONE]\n\n",
     ]
-    played = Played(tuple(pieces), content_type="text/event-stream")
+    played = CannedResponse(tuple(pieces), content_type="text/event-stream")
     async with rig(lambda _: played) as capture, capture.ask("messages", stream=True) as answer:
         frames = (await answer.rest()).strip().split(b"\n\n")
         events = [orjson.loads(block.split(b"data: ")[1]) for block in frames]
@@ -265,7 +265,7 @@ async def test_a_silent_stream_is_kept_alive_while_the_engine_is_asked_for_a_who
 
     async def late(request: httpx.Request) -> httpx.Response:
         await answered.wait()
-        played = ScriptedEngine((TEXT,)).answer(Asked("POST", request.url.path, {}, request.content))
+        played = ScriptedEngine((TEXT,)).answer(CannedRequest("POST", request.url.path, {}, request.content))
         return httpx.Response(200, content=b"".join(played.pieces))
 
     given = CaptureSettings(
@@ -299,7 +299,7 @@ async def test_tokens_are_counted_by_the_engine_or_estimated_and_marked_so() -> 
         assert "x-rollmill-estimated" not in call.headers
         async with capture.call("/v1beta/models/toy:countTokens", FACES["gemini"].body) as call:
             assert await call.json() == {"totalTokens": len(encode(render(HI["messages"], ())))}
-    async with rig(lambda _: Played.json({}, 404)) as capture:
+    async with rig(lambda _: CannedResponse.json({}, 404)) as capture:
         async with capture.call("/v1/messages/count_tokens", HI) as call:
             assert (await call.json())["input_tokens"] > 0
         assert call.headers["x-rollmill-estimated"] == "true"
@@ -333,7 +333,7 @@ async def test_fields_that_a_route_gives_are_said_where_the_client_does_not_say_
 @pytest.mark.parametrize("stream", [True, False, None])
 async def test_sglang_is_asked_for_whole_answers_and_its_client_gets_what_it_asked_for(stream: bool | None) -> None:
     raw = (WIRE / "sglang_chat_nonstream_meta_info.json").read_bytes()
-    async with rig(lambda _: Played((raw,)), default_route=Route(engine=EngineKind.SGLANG)) as capture:
+    async with rig(lambda _: CannedResponse((raw,)), default_route=Route(engine=EngineKind.SGLANG)) as capture:
         async with capture.call("/v1/chat/completions", {**HI, "stream": stream}) as call:
             text = await call.rest()
         assert capture.asked[0].body.get("stream") in (False, None)
@@ -357,7 +357,7 @@ async def test_sglang_is_asked_for_whole_answers_and_its_client_gets_what_it_ask
 # B003
 async def test_a_whole_answer_that_is_told_as_a_stream_ends_with_the_usage_that_was_asked_for() -> None:
     raw = (WIRE / "sglang_chat_nonstream_meta_info.json").read_bytes()
-    async with rig(lambda _: Played((raw,)), default_route=Route(engine=EngineKind.SGLANG)) as capture:
+    async with rig(lambda _: CannedResponse((raw,)), default_route=Route(engine=EngineKind.SGLANG)) as capture:
         body = {**HI, "stream": True, "stream_options": {"include_usage": True}}
         async with capture.call("/v1/chat/completions", body) as call:
             *chunks, done = (await call.rest()).strip().split(b"\n\n")
@@ -368,7 +368,7 @@ async def test_a_whole_answer_that_is_told_as_a_stream_ends_with_the_usage_that_
 
 async def test_an_aborted_reply_of_ids_is_a_part() -> None:
     raw = (WIRE / "sglang_generate_abort_partial.json").read_bytes()
-    async with rig(lambda _: Played((raw,))) as capture:
+    async with rig(lambda _: CannedResponse((raw,))) as capture:
         async with capture.call("/generate", {"input_ids": [1, 2, 3]}) as call:
             body = await call.json()
         assert "output_token_logprobs" not in body["meta_info"]
@@ -378,19 +378,19 @@ async def test_an_aborted_reply_of_ids_is_a_part() -> None:
             assert "one by one" in (await call.json())["error"]["message"]
 
 
-def like_llama_cpp(asked: Asked) -> Played:
+def like_llama_cpp(asked: CannedRequest) -> CannedResponse:
     """The ids of the reply in the log-probs, the prompt's on routes of their own."""
     body = asked.body
     if asked.path == "/apply-template":
-        return Played.json({"prompt": render(body["messages"], ())})
+        return CannedResponse.json({"prompt": render(body["messages"], ())})
     if asked.path == "/tokenize":
-        return Played.json({"tokens": encode(body["content"])})
-    played = ScriptedEngine((TEXT,)).answer(Asked(asked.method, asked.path, asked.headers, orjson.dumps(body)))
+        return CannedResponse.json({"tokens": encode(body["content"])})
+    played = ScriptedEngine((TEXT,)).answer(CannedRequest(asked.method, asked.path, asked.headers, orjson.dumps(body)))
     answer = orjson.loads(played.pieces[0])
     ids = [*encode(TEXT), END]
     for entry, number in zip(answer["choices"][0]["logprobs"]["content"], ids, strict=True):
         entry["id"] = number
-    return Played.json(answer)
+    return CannedResponse.json(answer)
 
 
 async def test_llama_cpp_is_asked_for_its_prompts_ids_beside_the_call() -> None:
@@ -417,8 +417,8 @@ async def test_the_prompt_is_rendered_from_all_that_the_call_was_asked_with() ->
 
 
 async def test_ids_beside_the_call_that_are_not_as_many_as_it_had_are_not_trained() -> None:
-    def other(asked: Asked) -> Played:
-        return Played.json({"tokens": [1, 2]}) if asked.path == "/tokenize" else like_llama_cpp(asked)
+    def other(asked: CannedRequest) -> CannedResponse:
+        return CannedResponse.json({"tokens": [1, 2]}) if asked.path == "/tokenize" else like_llama_cpp(asked)
 
     async with rig(other, default_route=Route(engine=EngineKind.LLAMA_CPP)) as capture:
         async with capture.call("/v1/chat/completions", HI) as call:
@@ -427,9 +427,9 @@ async def test_ids_beside_the_call_that_are_not_as_many_as_it_had_are_not_traine
 
 
 async def test_ids_beside_the_call_are_not_asked_for_where_no_count_could_check_them() -> None:
-    def uncounted(asked: Asked) -> Played:
+    def uncounted(asked: CannedRequest) -> CannedResponse:
         whole = orjson.loads(like_llama_cpp(asked).pieces[0])
-        return Played.json({name: item for name, item in whole.items() if name != "usage"})
+        return CannedResponse.json({name: item for name, item in whole.items() if name != "usage"})
 
     async with rig(uncounted, default_route=Route(engine=EngineKind.LLAMA_CPP)) as capture:
         async with capture.call("/v1/chat/completions", HI) as call:

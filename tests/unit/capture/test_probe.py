@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.testing.http.canned_server import Asked, Played, canned_server
+from rollmill.testing.http.canned_server import CannedRequest, CannedResponse, canned_server
 from rollmill.testing.http.scripted_engine import ScriptedEngine
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream.capabilities import Engines, weakest
@@ -22,7 +22,7 @@ WAIT = 5.0
 ONE = ScriptedEngine(("ok",))
 
 
-async def probed(answer: Callable[[Asked], Played], *, seconds: float = WAIT) -> Capability:
+async def probed(answer: Callable[[CannedRequest], CannedResponse], *, seconds: float = WAIT) -> Capability:
     """What is known of an engine when the first call asks."""
     async with asyncio.timeout(WAIT), canned_server(answer) as engine:
         settings = CaptureSettings(upstream=engine.url)
@@ -59,11 +59,11 @@ async def test_an_engine_whose_streams_have_no_ids_is_asked_for_whole_answers() 
 
 
 async def test_an_engine_without_ids_is_known_to_have_none() -> None:
-    def without(asked: Asked) -> Played:
+    def without(asked: CannedRequest) -> CannedResponse:
         if asked.method == "GET":
             return ONE.answer(asked)
         bare = {**asked.body, "return_token_ids": False}
-        return ONE.answer(Asked(asked.method, asked.path, asked.headers, orjson.dumps(bare)))
+        return ONE.answer(CannedRequest(asked.method, asked.path, asked.headers, orjson.dumps(bare)))
 
     found = await probed(without)
     assert (found.ids, found.streams_ids, found.known) == (False, True, True)
@@ -75,7 +75,7 @@ async def test_a_question_that_the_engine_refuses_says_nothing() -> None:
 
 
 async def test_an_engine_that_is_not_there_yet_keeps_no_call_waiting() -> None:
-    found = await probed(lambda _: Played.json({"error": "loading"}, 503))
+    found = await probed(lambda _: CannedResponse.json({"error": "loading"}, 503))
     assert found == Capability()
 
 
@@ -132,8 +132,8 @@ async def test_a_replica_that_is_down_at_the_start_is_probed_when_it_comes_up(mo
     monkeypatch.setattr("rollmill_capture.upstream.probe.PAUSES", (0.01,))
     up = asyncio.Event()
 
-    def loading(asked: Asked) -> Played:
-        return ScriptedEngine(("ok",), owner="sglang").answer(asked) if up.is_set() else Played.json({}, 503)
+    def loading(asked: CannedRequest) -> CannedResponse:
+        return ScriptedEngine(("ok",), owner="sglang").answer(asked) if up.is_set() else CannedResponse.json({}, 503)
 
     sglang = ScriptedEngine(("ok",), owner="sglang")
     async with asyncio.timeout(WAIT), canned_server(loading) as one, canned_server(sglang.answer) as two:
@@ -174,7 +174,7 @@ async def test_an_engine_in_the_place_of_another_is_probed_when_its_replies_spea
     monkeypatch.setattr("rollmill_capture.upstream.probe.AGAIN_SECONDS", 0.0)
     behind = [ScriptedEngine(("ok",), owner="vllm")]
 
-    def answer(asked: Asked) -> Played:
+    def answer(asked: CannedRequest) -> CannedResponse:
         return behind[-1].answer(asked)
 
     async with asyncio.timeout(WAIT), canned_server(answer) as server:

@@ -28,7 +28,7 @@ from rollmill.models import (
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
-from rollmill.testing.http.canned_server import Asked, Played, canned_server
+from rollmill.testing.http.canned_server import CannedRequest, CannedResponse, canned_server
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
@@ -199,15 +199,15 @@ def request_body(name: str) -> dict[str, Any]:
     return {**bodies[wire.name], "model": "m-test", "stream": stream}
 
 
-def played(name: str, piece: int) -> Played:
+def played(name: str, piece: int) -> CannedResponse:
     raw, status = (WIRE / name).read_bytes(), EXPECTED[name].get("http_status", 200)
-    return Played.events(raw, piece) if name.endswith(".sse") else Played((raw,), status)
+    return CannedResponse.events(raw, piece) if name.endswith(".sse") else CannedResponse((raw,), status)
 
 
 async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, int, bytes, dict[str, str]]:
     """The record of one call that the file answers, and what the client got."""
 
-    def answer(asked: Asked) -> Played:
+    def answer(asked: CannedRequest) -> CannedResponse:
         assert asked.path == wire_of(name).path
         return played(name, piece)
 

@@ -1,4 +1,4 @@
-"""One record of ``built`` answered: every evaluator of its spec has run and its word is on ``evaluations``."""
+"""Handles one record of ``built``: runs every evaluator of its spec and publishes each evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from rollmill.codec import decode
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
 from rollmill.runtime.claim_check import ClaimCheck
@@ -17,81 +16,78 @@ from rollmill.runtime.failpoints import Failpoint, Failpoints
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.strategies import BaseTrajectoryEvaluator, ResourceClass, StrategyRegistry
 from rollmill.topics import EVALUATIONS, partition_of
-from rollmill_evaluator.consumer.concurrent_consumer import Received
-from rollmill_evaluator.delivery.record_content import content_of
-from rollmill_evaluator.grading import Grader, wire
+from rollmill_evaluator.consumer.in_flight import ReceivedRecord
+from rollmill_evaluator.delivery.trajectory_record import read_trajectory
+from rollmill_evaluator.grading import Grader, encode_evaluation
 
 log = structlog.get_logger(__name__)
 
-Publish = Callable[[str, bytes], Awaitable[None]]
-"""Takes a session id and the JSON of an evaluation; returns once it is in the log."""
+PublishEvaluation = Callable[[str, bytes], Awaitable[None]]
+"""Takes a session id and the JSON of an evaluation; returns once the record is in the log."""
 
 
 @dataclass
 class RecordHandler:
-    """Handles records of ``built``; a record is finished when this returns.
+    """Handles records of ``built``; a record is finished when `handle` returns.
 
-    A record that cannot be read, or lies on a wrong partition, is counted and passed over: the reward-merger reads
-    the same record and is the one to set it aside, so that nothing is dead-lettered or counted twice.
+    A record that cannot be read, or that is in a wrong partition, is counted and skipped: the reward-merger reads the
+    same record and quarantines it, so that it is dead-lettered and counted once.
     """
 
     grader: Grader
-    publish: Publish
+    publish: PublishEvaluation
     metrics: Metrics
     partitions: int
     concurrency: int
-    """Evaluations at once, for each strategy by itself: a slow one does not take the places of a quick one."""
+    """Evaluations at once, for each strategy by itself: a slow strategy takes no capacity from a fast one."""
     concurrency_of: Mapping[str, int] = field(default_factory=dict)
     """The same for single strategies."""
     resource_class: ResourceClass | None = None
-    """Only evaluators of this class are run, the others are for other members to run; None: all."""
-    claims: ClaimCheck | None = None
-    """Where large trajectories are kept; None: all lie in their records."""
+    """Only evaluators of this class are run; other members run the others. None: all."""
+    claim_check: ClaimCheck | None = None
+    """Where large trajectories are stored; None: all are in their records."""
     failpoints: Failpoints = field(default_factory=Failpoints)
-    _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    _semaphores: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
-    async def answer(self, received: Received) -> None:
+    async def handle(self, received: ReceivedRecord) -> None:
         try:
-            content = await content_of(received.value, self.claims)
-            trajectory = self._read(received, content)
+            trajectory, content = await read_trajectory(received, self.claim_check)
         except PoisonRecordError as error:
-            log.warning("unreadable record passed over", reason=error.reason, offset=received.offset)
+            log.warning(
+                "unreadable record skipped; the reward-merger quarantines it",
+                reason=error.reason,
+                offset=received.offset,
+            )
             self._count_once("unreadable_records")
             return
-        if trajectory is None:
+        if partition_of(trajectory.session_id.encode(), self.partitions) != received.partition:
+            self._count_once("misplaced_records")
             return
-        ours = [spec for spec in trajectory.spec.evaluators if self._is_ours(spec)]
-        digest = hashlib.blake2b(content or b"", digest_size=16).hexdigest() if ours else ""
-        async with asyncio.TaskGroup() as group:
-            for spec in ours:
-                group.create_task(self._evaluate(trajectory, digest, spec))
+        specs = [spec for spec in trajectory.spec.evaluators if self._is_ours(spec)]
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest() if specs else ""
+        async with asyncio.TaskGroup() as tasks:
+            for spec in specs:
+                tasks.create_task(self._evaluate(trajectory, digest, spec))
 
     def _count_once(self, name: str) -> None:
-        """What every class reads, one of them counts."""
+        """Every class reads every record: one class counts it."""
         if self.resource_class in (None, ResourceClass.LIGHT):
             self.metrics.count(name)
 
     def _is_ours(self, spec: EvaluatorSpec) -> bool:
-        found = class_of(self.grader.registry, spec)
+        found = resource_class_of(self.grader.registry, spec)
         return found is not None and self.resource_class in (None, found)
-
-    def _read(self, received: Received, content: bytes | None) -> Trajectory | None:
-        trajectory: Trajectory = decode(Trajectory, content, received.headers)
-        if partition_of(trajectory.session_id.encode(), self.partitions) != received.partition:
-            self._count_once("misplaced_records")
-            return None
-        return trajectory
 
     async def _evaluate(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> None:
         limit = self.concurrency_of.get(spec.strategy, self.concurrency)
-        async with self._places.setdefault(spec.strategy, asyncio.Semaphore(limit)):
+        async with self._semaphores.setdefault(spec.strategy, asyncio.Semaphore(limit)):
             evaluation = await self.grader.grade(trajectory, digest, spec)
         self.failpoints.reach(Failpoint.EVALUATOR_BEFORE_PUBLISH)
-        await self.publish(trajectory.session_id, wire(evaluation, self.grader.limits.bytes))
+        await self.publish(trajectory.session_id, encode_evaluation(evaluation, self.grader.limits.bytes))
         self.failpoints.reach(Failpoint.EVALUATOR_AFTER_PUBLISH)
-        self._count(evaluation, spec)
+        self._record_metrics(evaluation, spec)
 
-    def _count(self, evaluation: Evaluation, spec: EvaluatorSpec) -> None:
+    def _record_metrics(self, evaluation: Evaluation, spec: EvaluatorSpec) -> None:
         verdict = "graded" if evaluation.not_graded is None else "not_graded"
         self.metrics.count("written_records", topic=EVALUATIONS.name)
         self.metrics.count("evaluations", evaluator=spec.strategy, verdict=verdict)
@@ -99,21 +95,20 @@ class RecordHandler:
         if evaluation.not_graded is not None:
             log.info(
                 "not graded",
-                session=trajectory_name(evaluation),
+                session=f"{evaluation.session_id}:{evaluation.attempt}",
                 evaluator=spec.label,
                 reason=evaluation.not_graded,
                 error=evaluation.metadata.get("error"),
             )
 
 
-def class_of(registry: StrategyRegistry[BaseTrajectoryEvaluator], spec: EvaluatorSpec) -> ResourceClass | None:
-    """None: it is answered elsewhere. What cannot be made takes nothing but the words that say so."""
+def resource_class_of(registry: StrategyRegistry[BaseTrajectoryEvaluator], spec: EvaluatorSpec) -> ResourceClass | None:
+    """The class that runs ``spec``; None: it is evaluated outside of this service.
+
+    Where the evaluator cannot be constructed, the spec is LIGHT: only its failure is to be published.
+    """
     try:
         evaluator = registry.create(spec)
     except InvalidInputError:
         return ResourceClass.LIGHT
     return evaluator.resource_class if evaluator.answered_here else None
-
-
-def trajectory_name(evaluation: Evaluation) -> str:
-    return f"{evaluation.session_id}:{evaluation.attempt}"

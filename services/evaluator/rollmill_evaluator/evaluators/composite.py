@@ -1,4 +1,4 @@
-"""The evaluator ``composite``: several evaluators as one, with what each of them said."""
+"""The evaluator ``composite``: several evaluators as one, with the result of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, EvaluatorSpec, Record, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, evaluator_registry
-from rollmill_evaluator.result_validation import checked, named
+from rollmill_evaluator.result_validation import not_graded_result, validated_result
 from rollmill_evaluator.retrying import Retries
 
 TRACE_COUNT = "trace_count_mismatch"
@@ -23,22 +23,22 @@ INSIDE = "part_with_rewards_inside"
 NO_REWARD = "no_reward"
 
 
-class Missing(StrEnum):
-    """What becomes of the whole where a part is not graded."""
+class NotGradedRule(StrEnum):
+    """What happens to the whole where a part is not graded."""
 
     FAIL = "fail"
     """It is not graded, with the part's reason."""
     SKIP = "skip"
-    """The weights of the others are made to sum to 1; not graded where none is left."""
+    """The weights of the others are normalised to a sum of 1; not graded where none is left."""
     ZERO = "zero"
     """The part counts as 0.0, and the evaluation names it in ``counted_as_zero``."""
 
 
 class CompositeConfig(Record):
     parts: tuple[EvaluatorSpec, ...] = Field(min_length=1)
-    not_graded: Missing = Missing.FAIL
+    not_graded: NotGradedRule = NotGradedRule.FAIL
     attempts: PositiveInt = Field(default=3, le=10)
-    """Tries of a part whose infrastructure fails."""
+    """Tries of a part that fails because of infrastructure."""
     retry_seconds: float = Field(default=0.5, ge=0)
 
     @model_validator(mode="after")
@@ -52,15 +52,15 @@ class CompositeConfig(Record):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a part said."""
+class PartResult:
+    """The result of one part."""
 
     spec: EvaluatorSpec
     result: EvalResult
     seconds: float
 
     @property
-    def why_not(self) -> str | None:
+    def ungraded_reason(self) -> str | None:
         """Why it has no reward; None: it has one."""
         return self.result.not_graded or (None if self.result.has_reward else NO_REWARD)
 
@@ -80,76 +80,78 @@ class CompositeEvaluator(BaseTrajectoryEvaluator):
         self.resource_class = max(part.resource_class for _, part in self._parts)
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
-        answers = await asyncio.gather(*(self._ask(spec, part, trajectory, context) for spec, part in self._parts))
-        return combined(self._config.not_graded, answers, len(trajectory.traces))
+        results = await asyncio.gather(
+            *(self._evaluate_part(spec, part, trajectory, context) for spec, part in self._parts)
+        )
+        return combine(self._config.not_graded, results, len(trajectory.traces))
 
-    async def _ask(
+    async def _evaluate_part(
         self, spec: EvaluatorSpec, part: BaseTrajectoryEvaluator, trajectory: Trajectory, context: EvaluationContext
-    ) -> Answer:
-        """Whatever a part raises is its own failure, and not that of the others."""
+    ) -> PartResult:
+        """Whatever a part raises is its own failure and does not affect the other parts."""
         began = time.perf_counter()
 
-        async def attempt(left: float) -> EvalResult:
-            return checked(await part.evaluate(trajectory, replace(context, deadline_seconds=left)))
+        async def attempt(seconds_left: float) -> EvalResult:
+            return validated_result(await part.evaluate(trajectory, replace(context, deadline_seconds=seconds_left)))
 
         retries = Retries(self._config.attempts, self._config.retry_seconds)
         try:
             result = await retries.run(attempt, context.deadline_seconds)
         except Exception as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
-            result = named(error)
-        return Answer(spec, result, time.perf_counter() - began)
+            result = not_graded_result(error)
+        return PartResult(spec, result, time.perf_counter() - began)
 
 
-def combined(missing: Missing, answers: Sequence[Answer], traces: int) -> EvalResult:
-    """One result of all. Raises NotGradedError where the rule says so."""
-    weighty = [answer for answer in answers if answer.spec.weight > 0]
-    absent = [answer for answer in weighty if answer.why_not is not None]
-    graded = [answer for answer in weighty if answer.why_not is None]
+def combine(rule: NotGradedRule, parts: Sequence[PartResult], traces: int) -> EvalResult:
+    """The results of all parts as one, by ``rule``; ``traces``: their number. Raises NotGradedError for a bad part."""
+    weighted = [part for part in parts if part.spec.weight > 0]
+    ungraded = [part for part in weighted if part.ungraded_reason is not None]
+    graded = [part for part in weighted if part.ungraded_reason is None]
     metadata: dict[str, Any] = {
-        "parts": {answer.spec.label: _told(answer) for answer in answers},
-        "rule": missing.value,
+        "parts": {part.spec.label: _part_metadata(part) for part in parts},
+        "rule": rule.value,
     }
-    if absent and (missing is Missing.FAIL or (missing is Missing.SKIP and not graded)):
-        first = absent[0]
-        return EvalResult(not_graded=first.why_not, metadata={**metadata, "missing": first.spec.label})
-    if missing is Missing.ZERO and absent:
-        metadata["counted_as_zero"] = [answer.spec.label for answer in absent]
-    counting = weighty if missing is Missing.ZERO else graded
-    # A part that the whole counts as zero is zero here too: means of parts are over the rollouts that the mean of the
-    # whole is over.
+    if ungraded and (rule is NotGradedRule.FAIL or (rule is NotGradedRule.SKIP and not graded)):
+        first = ungraded[0]
+        return EvalResult(not_graded=first.ungraded_reason, metadata={**metadata, "missing": first.spec.label})
+    if rule is NotGradedRule.ZERO and ungraded:
+        metadata["counted_as_zero"] = [part.spec.label for part in ungraded]
+    counted = weighted if rule is NotGradedRule.ZERO else graded
+    # A part that counts as zero in the whole is zero as a component, too: then means of the components are over the
+    # same rollouts as the mean of the whole.
     zeros = dict.fromkeys(metadata.get("counted_as_zero", ()), 0.0)
-    components = {answer.spec.label: answer.result.outcome_reward for answer in answers} | zeros
+    components = {part.spec.label: part.result.outcome_reward for part in parts} | zeros
     return EvalResult(
-        **_rewards(counting, traces),
+        **_rewards(counted, traces),
         components={label: value for label, value in components.items() if value is not None},
         metadata=metadata,
     )
 
 
-def _told(answer: Answer) -> dict[str, Any]:
-    result = answer.result
+def _part_metadata(part: PartResult) -> dict[str, Any]:
+    result = part.result
     return {
-        "weight": answer.spec.weight,
-        "seconds": answer.seconds,
+        "weight": part.spec.weight,
+        "seconds": part.seconds,
         **result.model_dump(mode="json", exclude_none=True),
     }
 
 
-def _rewards(counting: Sequence[Answer], traces: int) -> dict[str, Any]:
-    for answer in counting:
-        _refuse_unfit(answer, traces)
-    largest = max(answer.spec.weight for answer in counting)
-    total = math.fsum(answer.spec.weight / largest for answer in counting)
-    shares = [answer.spec.weight / largest / total for answer in counting]
-    outcome = _mean(shares, [_outcome(answer) for answer in counting])
-    if all(answer.result.trace_rewards is None for answer in counting):
+def _rewards(counted: Sequence[PartResult], traces: int) -> dict[str, Any]:
+    for part in counted:
+        _require_combinable(part, traces)
+    largest = max(part.spec.weight for part in counted)
+    total = math.fsum(part.spec.weight / largest for part in counted)
+    shares = [part.spec.weight / largest / total for part in counted]
+    outcome = _mean(shares, [_outcome(part) for part in counted])
+    if all(part.result.trace_rewards is None for part in counted):
         return {"outcome_reward": outcome}
-    columns = zip(*(_per_trace(answer, traces) for answer in counting), strict=True)
+    columns = zip(*(_per_trace(part, traces) for part in counted), strict=True)
     return {"outcome_reward": outcome, "trace_rewards": tuple(_mean(shares, column) for column in columns)}
 
 
-def _refuse_unfit(answer: Answer, traces: int) -> None:
-    label, result = answer.spec.label, answer.result
+def _require_combinable(part: PartResult, traces: int) -> None:
+    label, result = part.spec.label, part.result
     if result.trace_rewards is not None and len(result.trace_rewards) != traces:
         detail = f"part {label} gave {len(result.trace_rewards)} trace_rewards for {traces} traces"
         raise NotGradedError(TRACE_COUNT, detail)
@@ -163,10 +165,10 @@ def _mean(shares: Sequence[float], values: Sequence[float | None]) -> float | No
     return math.fsum(share * value for share, value in zip(shares, values, strict=True) if value is not None)
 
 
-def _outcome(answer: Answer) -> float | None:
-    return 0.0 if answer.why_not is not None else answer.result.outcome_reward
+def _outcome(part: PartResult) -> float | None:
+    return 0.0 if part.ungraded_reason is not None else part.result.outcome_reward
 
 
-def _per_trace(answer: Answer, traces: int) -> Sequence[float | None]:
-    given = answer.result.trace_rewards
-    return (_outcome(answer),) * traces if given is None else given
+def _per_trace(part: PartResult, traces: int) -> Sequence[float | None]:
+    given = part.result.trace_rewards
+    return (_outcome(part),) * traces if given is None else given

@@ -1,4 +1,4 @@
-"""The evaluator ``external``: somebody else's word is awaited."""
+"""The evaluator ``external``: somebody outside of the service grades."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ EXTERNAL = "external"
 
 
 class ExternalEvaluator(BaseTrajectoryEvaluator):
-    """Graded by whoever produces to ``evaluations`` under the spec's name, a person for example; the service leaves it
-    to them, and the session waits for it until its ``evaluation_seconds`` are over.
+    """Graded by whoever produces to ``evaluations`` under the spec's name, a person for example. The service publishes
+    nothing for it, and the session waits until its ``evaluation_seconds`` are over.
     """
 
     resource_class = ResourceClass.LIGHT
     answered_here = False
 
-    async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:  # noqa: ARG002  # as a part of something else there is nobody to wait for
+    async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:  # noqa: ARG002  # called as a part of a composite, which cannot wait for an outside grade
         return EvalResult(not_graded=EXTERNAL)

@@ -10,17 +10,16 @@ from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, Reso
 from rollmill.strategies.sandbox import WORK, Ending, Job, JobOutcome, Step
 from rollmill_evaluator.test_grading import workspace
 from rollmill_evaluator.test_grading.config import TestOnOutputConfig
-from rollmill_evaluator.test_grading.scoring import Score
-from rollmill_evaluator.test_grading.verdicts import SHOWN, own_doing, unfit
+from rollmill_evaluator.test_grading.scoring import OUTPUT_CHARACTERS, Score, premature_end, session_failure
 
-LISTED = 50
-"""Names of tests that travel with an evaluation."""
+LISTED_TESTS = 50
+"""Names of tests that are kept in an evaluation."""
 
 
 class TestOnOutputEvaluator(BaseTrajectoryEvaluator):
-    """Runs tests on what a session handed in, in a sandbox, and compares their results with the expected ones.
+    """Runs tests on a session's submission in a sandbox and compares their results with the expected ones.
 
-    Constructed with the fields of `TestOnOutputConfig`; raises ValueError for a config that is none.
+    Constructed with the fields of `TestOnOutputConfig`; raises ValueError for an invalid config.
     """
 
     version = "1"
@@ -33,18 +32,18 @@ class TestOnOutputEvaluator(BaseTrajectoryEvaluator):
         config = self._config
         answer = config.answer.text(trajectory)
         if answer is None:
-            return own_doing(Verdict.EMPTY_PATCH, config.rewards, {})
+            return session_failure(Verdict.EMPTY_PATCH, config.rewards, {})
         job = self._job(answer, context)
         sandbox = context.sandbox if config.image is None else context.containers
         outcome = await sandbox.run(job)
-        short = unfit(job, outcome, config.rewards)
-        return await asyncio.to_thread(self._graded, outcome) if short is None else short
+        ended_early = premature_end(job, outcome, config.rewards)
+        return await asyncio.to_thread(self._graded, outcome) if ended_early is None else ended_early
 
     def _job(self, answer: str, context: EvaluationContext) -> Job:
         config = self._config
-        source = workspace.located(context.sources, config.source)
+        source = workspace.resolve_source(context.sources, config.source)
         return Job(
-            steps=tuple(self._steps(workspace.kind_of(source))),
+            steps=tuple(self._steps(workspace.source_kind(source))),
             files={workspace.ANSWER: (answer if answer.endswith("\n") else f"{answer}\n").encode()},
             mounts={workspace.SOURCE: source},
             environment=config.environment,
@@ -53,16 +52,16 @@ class TestOnOutputEvaluator(BaseTrajectoryEvaluator):
             limits=config.resources.limits,
         )
 
-    def _steps(self, kind: workspace.Kind) -> list[Step]:
+    def _steps(self, kind: workspace.SourceKind) -> list[Step]:
         config = self._config
-        put = workspace.apply(config.exclude, config.fuzz)
+        apply = workspace.apply_patch(config.exclude, config.fuzz)
         if config.answer.write_to is not None:
-            put = workspace.write(config.answer.write_to)
+            apply = workspace.write_answer(config.answer.write_to)
         return [
             workspace.unpack(kind, config.commit, config.strip),
-            workspace.keep(config.protected),
-            put,
-            workspace.restore(config.protected),
+            workspace.save_protected(config.protected),
+            apply,
+            workspace.restore_protected(config.protected),
             config.test_step,
         ]
 
@@ -71,8 +70,8 @@ class TestOnOutputEvaluator(BaseTrajectoryEvaluator):
         last = outcome.step("test")
         exit_code = last.exit_code if last is not None and outcome.ending is Ending.EXITED else None
         report = next(iter(outcome.files.values()), None)
-        results = config.reading.read(outcome.output.text, report)
-        score = config.scoring.score(results, exit_code, config.reading)
+        results = config.result_parser.read(outcome.output.text, report)
+        score = config.scoring.score(results, exit_code, config.result_parser)
         return EvalResult(
             outcome_reward=score.value,
             verdict=Verdict.GRADED,
@@ -84,11 +83,11 @@ class TestOnOutputEvaluator(BaseTrajectoryEvaluator):
 def _metadata(score: Score, outcome: JobOutcome, exit_code: int | None, tests: int) -> dict[str, Any]:
     return {
         "tests": tests,
-        "missing": list(score.missing[:LISTED]),
-        "failing": list(score.failing[:LISTED]),
+        "missing": list(score.missing[:LISTED_TESTS]),
+        "failing": list(score.failing[:LISTED_TESTS]),
         "exit_code": exit_code,
         "ending": outcome.ending.value,
         "seconds": round(outcome.seconds, 3),
-        "output": outcome.output.text[-SHOWN:],
+        "output": outcome.output.text[-OUTPUT_CHARACTERS:],
         "output_dropped": outcome.output.dropped,
     }

@@ -1,6 +1,7 @@
-"""Evaluators that ask a service outside: `http` (a reward service), `judge` (a language model).
+"""Evaluators that ask an outside service: `http` (a reward service) and `judge` (a language model).
 
-`asking` sends one request and tells infrastructure that failed (tried again, then named) from a service that refuses
-(named at once). `account` is what a service gets to read of a session. Addresses with keys are named in the evaluator's
-settings; a spec names them, or gives a URL without keys.
+`http_request` sends one request and classifies its failure: infrastructure (tried again, then named) or a refusal
+(named at once). `request_payload` is what a service is sent of a session, `judge_prompt` the judge's request and the
+parsing of its answer; both are pure. Addresses with keys are named in the evaluator's settings; a spec names them, or
+gives a URL without keys. Imports the library only.
 """

@@ -11,27 +11,27 @@ from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext
 from rollmill.strategies.services import ResourceClass
-from rollmill_evaluator.remote.http_request import INVALID_ANSWER, Address, HttpRequest
-from rollmill_evaluator.remote.request_payload import Part, request_payload
+from rollmill_evaluator.remote.http_request import INVALID_ANSWER, HttpRequest, ServiceReference
+from rollmill_evaluator.remote.request_payload import SessionPart, request_payload
 
 SESSION = "x-rollmill-session"
 
 
-class HttpConfig(Address):
-    include: tuple[Part, ...] = (Part.OUTPUT, Part.METADATA)
-    """What of the session is sent."""
+class HttpConfig(ServiceReference):
+    include: tuple[SessionPart, ...] = (SessionPart.OUTPUT, SessionPart.METADATA)
+    """Parts of the session that are sent."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Sent as they are, for the service."""
+    """Sent unchanged, for the service."""
     signed_answer: bool = False
-    """True: an answer counts only with the signature of the service's ``signing_key``."""
+    """True: an answer is accepted only with a signature by the service's ``signing_key``."""
 
 
 class HttpEvaluator(BaseTrajectoryEvaluator):
-    """POSTs what a session came to, and takes the answer, the fields of an `EvalResult` as JSON, for its grade.
+    """POSTs a session's result; the answer, the fields of an `EvalResult` as JSON, is its grade.
 
-    Constructed with the fields of `HttpConfig`; raises ValueError for a config that is none. Server errors, timeouts
-    and 408, 425 and 429 are infrastructure, tried again and then named; any other refusal is named at once, and so is
-    an answer that is no result (NaN is none).
+    Constructed with the fields of `HttpConfig`; raises ValueError for an invalid config. Server errors, timeouts and
+    408, 425 and 429 are infrastructure failures: tried again, then the reason. Any other refusal is the reason at once,
+    and so is an answer that is not a valid result (NaN is not).
     """
 
     version = "1"
@@ -42,17 +42,17 @@ class HttpEvaluator(BaseTrajectoryEvaluator):
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config
-        told = {**request_payload(trajectory, config.include), "parameters": config.parameters}
-        question = HttpRequest(
-            service=config.find(context),
-            body=orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY),
+        payload = {**request_payload(trajectory, config.include), "parameters": config.parameters}
+        request = HttpRequest(
+            service=config.resolve(context),
+            body=orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY),
             headers={SESSION: f"{trajectory.session_id}:{trajectory.attempt}"},
             signed_answer=config.signed_answer,
         )
-        return read(await question.ask(min(config.timeout_seconds, context.deadline_seconds)))
+        return parse_result(await request.send(min(config.timeout_seconds, context.deadline_seconds)))
 
 
-def read(body: bytes) -> EvalResult:
+def parse_result(body: bytes) -> EvalResult:
     """Raises NotGradedError (``invalid_answer``)."""
     try:
         return EvalResult.model_validate(orjson.loads(body))

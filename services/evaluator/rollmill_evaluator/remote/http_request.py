@@ -1,4 +1,4 @@
-"""One request to a service outside, and what its failure means."""
+"""One request to an outside service, and the reason that its failure has."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SERVICE_REFUSED = "service_refused"
 SERVICE_SIGNATURE = "service_signature"
 INVALID_ANSWER = "invalid_answer"
 
-PASSING = (408, 425, 429)
+TRANSIENT_STATUSES = (408, 425, 429)
 SERVER_ERRORS = 500
 ANSWER_BYTES = 4 * 2**20
-SHOWN = 500
-"""Characters of a refusal that are kept."""
+REFUSAL_CHARACTERS = 500
+"""Characters of a refusal's body that are kept."""
 
 
-class Address(Record):
-    """The part of a config that says whom to ask: ``service`` by its name in the evaluator's settings, or ``url``."""
+class ServiceReference(Record):
+    """The service that a config refers to: ``service``, a name in the evaluator's settings, or ``url``."""
 
     service: str | None = None
     url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
@@ -45,23 +45,24 @@ class Address(Record):
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.service is None) == (self.url is None):
-            raise ValueError("give `service`, a name from ROLLMILL_EVALUATOR_SERVICES, or `url`, and not both")
+            raise ValueError("give either `service`, a name from ROLLMILL_EVALUATOR_SERVICES, or `url`")
         return self
 
-    def find(self, context: EvaluationContext) -> ExternalService:
+    def resolve(self, context: EvaluationContext) -> ExternalService:
         """Raises NotGradedError (``unknown_service``, ``url_not_allowed``)."""
         if self.url is not None:
-            return _own(self.url, allowed=context.any_url)
+            return _unnamed_service(self.url, allowed=context.any_url)
         found = context.services.get(self.service or "")
         if found is None:
             known = ", ".join(sorted(context.services)) or "none"
-            raise NotGradedError(UNKNOWN_SERVICE, f"{self.service!r} is not in ROLLMILL_EVALUATOR_SERVICES: {known} is")
+            detail = f"{self.service!r} is not in ROLLMILL_EVALUATOR_SERVICES, which has: {known}"
+            raise NotGradedError(UNKNOWN_SERVICE, detail)
         return found
 
 
-def _own(url: str, *, allowed: bool) -> ExternalService:
+def _unnamed_service(url: str, *, allowed: bool) -> ExternalService:
     if not allowed:
-        raise NotGradedError(URL_NOT_ALLOWED, "specs name services here (ROLLMILL_EVALUATOR_ANY_URL is false)")
+        raise NotGradedError(URL_NOT_ALLOWED, "a spec must name a service: ROLLMILL_EVALUATOR_ANY_URL is false")
     return ExternalService(url)
 
 
@@ -74,43 +75,43 @@ class HttpRequest:
     path: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     signed_answer: bool = False
-    """True: an answer without the right signature is no answer."""
+    """True: an answer without a valid signature is refused."""
 
-    async def ask(self, seconds: float) -> bytes:
-        """The answer's body. Raises InfrastructureError for what may pass, NotGradedError for what will not."""
+    async def send(self, seconds: float) -> bytes:
+        """The answer's body. Raises InfrastructureError where a later try may succeed, else NotGradedError."""
         signature = self._signature()
-        headers = {"content-type": "application/json", **self._keys(signature), **self.headers}
+        headers = {"content-type": "application/json", **self._auth_headers(signature), **self.headers}
         try:
             async with (
                 http_client(seconds) as client,
                 client.stream(
                     "POST", self.service.url.rstrip("/") + self.path, content=self.body, headers=headers
-                ) as answer,
+                ) as response,
             ):
-                body = await _bounded(answer)
+                body = await _read_bounded(response)
         except httpx.TimeoutException as error:
             raise InfrastructureError(SERVICE_TIMEOUT, f"no answer within {seconds:.3g} s") from error
         except httpx.TransportError as error:
             raise InfrastructureError(SERVICE_UNREACHABLE, repr(error)) from error
         except httpx.InvalidURL as error:
             raise NotGradedError(SERVICE_REFUSED, str(error)) from error
-        _refuse_failures(answer, body)
-        self._check(signature, answer, body)
+        _raise_failure(response, body)
+        self._verify_signature(signature, response, body)
         return body
 
     def _signature(self) -> str | None:
         key = self.service.signing_key
         return None if key is None else sign(key, self.body, time.time())
 
-    def _keys(self, signature: str | None) -> dict[str, str]:
+    def _auth_headers(self, signature: str | None) -> dict[str, str]:
         key = self.service.api_key
         found = {"authorization": f"Bearer {key}"} if key is not None else {}
         return found if signature is None else {**found, HEADER: signature}
 
-    def _check(self, signature: str | None, answer: httpx.Response, body: bytes) -> None:
+    def _verify_signature(self, signature: str | None, response: httpx.Response, body: bytes) -> None:
         if not self.signed_answer:
             return
-        key, given = self.service.signing_key, answer.headers.get(ANSWER_HEADER, "")
+        key, given = self.service.signing_key, response.headers.get(ANSWER_HEADER, "")
         if key is None or signature is None:
             raise NotGradedError(SERVICE_SIGNATURE, "answers have to be signed, and the service has no signing_key")
         if not verify_answer(key, signature, body, given):
@@ -118,7 +119,7 @@ class HttpRequest:
 
 
 def http_client(seconds: float) -> httpx.AsyncClient:
-    """A client for one request; the proxies of the environment are not for services that a spec names."""
+    """A client for one request. It ignores the proxies of the environment: a spec chooses the address."""
     return httpx.AsyncClient(timeout=seconds, verify=_tls(), trust_env=False)
 
 
@@ -128,9 +129,9 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-async def _bounded(answer: httpx.Response) -> bytes:
+async def _read_bounded(response: httpx.Response) -> bytes:
     parts, size = [], 0
-    async for part in answer.aiter_bytes():
+    async for part in response.aiter_bytes():
         size += len(part)
         if size > ANSWER_BYTES:
             raise NotGradedError(INVALID_ANSWER, f"the answer is larger than {ANSWER_BYTES} bytes")
@@ -138,16 +139,18 @@ async def _bounded(answer: httpx.Response) -> bytes:
     return b"".join(parts)
 
 
-def _refuse_failures(answer: httpx.Response, body: bytes) -> None:
-    status = answer.status_code
-    if answer.is_success:
+def _raise_failure(response: httpx.Response, body: bytes) -> None:
+    status = response.status_code
+    if response.is_success:
         return
-    detail = f"HTTP {status}: {body[:SHOWN].decode('utf-8', 'replace')}"
-    if status >= SERVER_ERRORS or status in PASSING:
-        raise InfrastructureError(SERVICE_UNAVAILABLE, detail, retry_after=_seconds(answer.headers.get("retry-after")))
+    detail = f"HTTP {status}: {body[:REFUSAL_CHARACTERS].decode('utf-8', 'replace')}"
+    if status >= SERVER_ERRORS or status in TRANSIENT_STATUSES:
+        raise InfrastructureError(
+            SERVICE_UNAVAILABLE, detail, retry_after=_retry_after(response.headers.get("retry-after"))
+        )
     raise NotGradedError(SERVICE_REFUSED, detail)
 
 
-def _seconds(header: str | None) -> float | None:
-    """None: it does not say, or gives a date."""
+def _retry_after(header: str | None) -> float | None:
+    """Seconds; None: the header is absent, or is a date."""
     return float(header) if header is not None and header.isascii() and header.isdigit() else None

@@ -11,20 +11,20 @@ from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass
 from rollmill_evaluator.remote.http_request import HttpRequest
-from rollmill_evaluator.remote.judge_prompt import JudgeConfig, Opinion, UnreadableError, opinion, request
+from rollmill_evaluator.remote.judge_prompt import JudgeConfig, JudgeScores, UnreadableError, chat_request, parse_scores
 
 UNREADABLE = "judge_unreadable"
 NEVER_TRAINED = {"x-rollmill-call": "aux"}
-"""Capture, if the judge is reached through one, records the call and trains nothing of it."""
-SHOWN = 300
+"""If the judge is reached through a capture, that records the call, and none of its tokens are trained."""
+COMPLAINT_CHARACTERS = 300
 
 
 class LlmJudgeEvaluator(BaseTrajectoryEvaluator):
     """Asks a model behind an OpenAI-compatible API for a score, by a JSON schema.
 
-    Constructed with the fields of `JudgeConfig`; raises ValueError for a config that is none. An answer that cannot be
-    read, or a score outside of the range, is asked for again, ``attempts`` times in all, and is then not graded
-    (``judge_unreadable``); it is never cut to the range.
+    Constructed with the fields of `JudgeConfig`; raises ValueError for an invalid config. Where an answer cannot be
+    parsed, or a score is outside of the range, the request is sent again, ``attempts`` times in all; then the session
+    is not graded (``judge_unreadable``). A score is never clipped to the range.
     """
 
     version = "1"
@@ -35,30 +35,30 @@ class LlmJudgeEvaluator(BaseTrajectoryEvaluator):
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config
-        body, cut = request(config, trajectory)
-        question = HttpRequest(
-            service=config.find(context), body=orjson.dumps(body), path="/chat/completions", headers=NEVER_TRAINED
+        body, cut = chat_request(config, trajectory)
+        request = HttpRequest(
+            service=config.resolve(context), body=orjson.dumps(body), path="/chat/completions", headers=NEVER_TRAINED
         )
-        complaints: list[str] = []
+        errors: list[str] = []
         for _ in range(config.attempts):
-            answer = await question.ask(min(config.timeout_seconds, context.deadline_seconds))
+            answer = await request.send(min(config.timeout_seconds, context.deadline_seconds))
             try:
-                return _result(config, opinion(config, answer), tries=len(complaints) + 1, cut=cut)
+                return _result(config, parse_scores(config, answer), tries=len(errors) + 1, cut=cut)
             except UnreadableError as error:
-                complaints.append(str(error)[:SHOWN])
-        raise NotGradedError(UNREADABLE, f"{config.attempts} answers could not be read; the last: {complaints[-1]}")
+                errors.append(str(error)[:COMPLAINT_CHARACTERS])
+        raise NotGradedError(UNREADABLE, f"{config.attempts} answers could not be parsed; the last: {errors[-1]}")
 
 
-def _result(config: JudgeConfig, said: Opinion, *, tries: int, cut: int) -> EvalResult:
+def _result(config: JudgeConfig, answer: JudgeScores, *, tries: int, cut: int) -> EvalResult:
     metadata = {
         "model": config.model,
-        "reason": said.reason,
-        "usage": said.usage,
+        "reason": answer.reason,
+        "usage": answer.usage,
         "tries": tries,
         "characters_cut": cut,
     }
     if not config.criteria:
-        return EvalResult(outcome_reward=said.scores["score"], metadata=metadata)
+        return EvalResult(outcome_reward=answer.scores["score"], metadata=metadata)
     total = math.fsum(config.criteria.values())
-    outcome = math.fsum(weight / total * said.scores[name] for name, weight in config.criteria.items())
-    return EvalResult(outcome_reward=outcome, components=said.scores, metadata=metadata)
+    outcome = math.fsum(weight / total * answer.scores[name] for name, weight in config.criteria.items())
+    return EvalResult(outcome_reward=outcome, components=answer.scores, metadata=metadata)

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its answer is read. Pure."""
+"""The request to a judge, and the parsing of its answer. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import orjson
 from pydantic import Field, PositiveInt, model_validator
 
 from rollmill.models import FiniteFloat, Identifier, Trajectory
-from rollmill_evaluator.remote.http_request import Address
-from rollmill_evaluator.remote.request_payload import Part, request_payload
+from rollmill_evaluator.remote.http_request import ServiceReference
+from rollmill_evaluator.remote.request_payload import SessionPart, request_payload
 
 INSTRUCTIONS = """You grade the work of an AI agent by this rubric:
 
@@ -24,16 +24,16 @@ nothing else:
 {schema}"""
 
 
-class Form(StrEnum):
-    """How the API is told of the schema, by what its server understands."""
+class ResponseFormat(StrEnum):
+    """How the request passes the schema, by what the judge's server supports."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
     TEXT = "text"
-    """Only the instructions tell of it."""
+    """In the instructions alone."""
 
 
-class JudgeConfig(Address):
+class JudgeConfig(ServiceReference):
     """``url`` or the service's URL is the API's base, such as ``http://judge:8000/v1``."""
 
     model: str = Field(min_length=1)
@@ -43,15 +43,15 @@ class JudgeConfig(Address):
     Empty: one score."""
     lowest: FiniteFloat = 0.0
     highest: FiniteFloat = 1.0
-    include: tuple[Part, ...] = (Part.OUTPUT, Part.MESSAGES)
+    include: tuple[SessionPart, ...] = (SessionPart.OUTPUT, SessionPart.MESSAGES)
     max_characters: PositiveInt = 200_000
-    """Of the work's description; a longer one loses its middle, and the evaluation says how much."""
+    """Of the work's description; the middle of a longer one is cut, and the evaluation records how much."""
     max_tokens: PositiveInt = 1024
     temperature: FiniteFloat | None = 0.0
     """None: not sent, for models that take none."""
-    form: Form = Form.JSON_SCHEMA
+    form: ResponseFormat = ResponseFormat.JSON_SCHEMA
     attempts: PositiveInt = Field(default=3, le=10)
-    """Answers that are asked for until one can be read."""
+    """Requests until an answer can be parsed."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, such as ``reasoning_effort``."""
 
@@ -61,27 +61,27 @@ class JudgeConfig(Address):
             raise ValueError(f"lowest {self.lowest} must be below highest {self.highest}")
         if any(weight <= 0 for weight in self.criteria.values()):
             raise ValueError("every weight of `criteria` must be above 0")
-        if Part.TOKENS in self.include:
+        if SessionPart.TOKENS in self.include:
             raise ValueError("a judge reads messages, not tokens: take `tokens` out of `include`")
         return self
 
     @property
-    def scored(self) -> tuple[str, ...]:
+    def score_names(self) -> tuple[str, ...]:
         return tuple(self.criteria) or ("score",)
 
 
 class UnreadableError(ValueError):
-    """An answer that holds no valid opinion."""
+    """An answer without valid scores."""
 
 
 @dataclass(frozen=True)
-class Opinion:
+class JudgeScores:
     scores: dict[str, float]
     reason: str
     usage: dict[str, Any] | None
 
 
-def request(config: JudgeConfig, trajectory: Trajectory) -> tuple[dict[str, Any], int]:
+def chat_request(config: JudgeConfig, trajectory: Trajectory) -> tuple[dict[str, Any], int]:
     """The body of a chat completion, and the number of characters that were cut."""
     work, cut = _shortened(orjson.dumps(request_payload(trajectory, config.include)).decode(), config.max_characters)
     schema = _schema(config)
@@ -94,12 +94,12 @@ def request(config: JudgeConfig, trajectory: Trajectory) -> tuple[dict[str, Any]
     }
     if config.temperature is not None:
         body["temperature"] = config.temperature
-    if config.form is Form.JSON_SCHEMA:
+    if config.form is ResponseFormat.JSON_SCHEMA:
         body["response_format"] = {
             "type": "json_schema",
             "json_schema": {"name": "grade", "strict": True, "schema": schema},
         }
-    elif config.form is Form.JSON_OBJECT:
+    elif config.form is ResponseFormat.JSON_OBJECT:
         body["response_format"] = {"type": "json_object"}
     return body, cut
 
@@ -110,9 +110,9 @@ def _scale(config: JudgeConfig) -> str:
 
 
 def _schema(config: JudgeConfig) -> dict[str, Any]:
-    """The reason comes first, so that it is written before the score."""
-    names = ["reason", *config.scored]
-    kinds = {"reason": {"type": "string"}, **{name: {"type": "number"} for name in config.scored}}
+    """The reason comes first, so that the model writes it before the score."""
+    names = ["reason", *config.score_names]
+    kinds = {"reason": {"type": "string"}, **{name: {"type": "number"} for name in config.score_names}}
     return {"type": "object", "properties": kinds, "required": names, "additionalProperties": False}
 
 
@@ -123,16 +123,16 @@ def _shortened(text: str, limit: int) -> tuple[str, int]:
     return f"{text[: limit // 2]}\n[{cut} characters left out]\n{text[len(text) - (limit - limit // 2) :]}", cut
 
 
-def opinion(config: JudgeConfig, body: bytes) -> Opinion:
+def parse_scores(config: JudgeConfig, body: bytes) -> JudgeScores:
     """Raises UnreadableError."""
     try:
         answer = orjson.loads(body)
-        said = orjson.loads(_content(answer))
-        scores = {name: _score(config, name, said[name]) for name in config.scored}
+        content = orjson.loads(_content(answer))
+        scores = {name: _score(config, name, content[name]) for name in config.score_names}
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
     usage = answer.get("usage")
-    return Opinion(scores, str(said.get("reason", "")), usage if isinstance(usage, dict) else None)
+    return JudgeScores(scores, str(content.get("reason", "")), usage if isinstance(usage, dict) else None)
 
 
 def _content(answer: Any) -> str:
@@ -144,7 +144,7 @@ def _content(answer: Any) -> str:
 
 
 def _unfenced(text: str) -> str:
-    """Without the fence that some models put around their JSON."""
+    """Without the code fence that some models put around their JSON."""
     lines = text.strip().splitlines()
     fenced = len(lines) > 2 and lines[0].startswith("```") and lines[-1].strip() == "```"  # noqa: PLR2004  # two fences and something between
     return "\n".join(lines[1:-1]) if fenced else text

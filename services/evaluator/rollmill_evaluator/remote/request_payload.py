@@ -1,4 +1,4 @@
-"""What a service outside gets to read of a session. Pure."""
+"""The JSON object that an outside service is sent of a session. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import orjson
 from rollmill.models import Trace, Trajectory
 
 
-class Part(StrEnum):
-    """Of a session, beside its names and status."""
+class SessionPart(StrEnum):
+    """Optional parts of a session, beside its names and status."""
 
     OUTPUT = "output"
     MESSAGES = "messages"
@@ -20,10 +20,10 @@ class Part(StrEnum):
     METADATA = "metadata"
 
 
-def request_payload(trajectory: Trajectory, parts: Collection[Part]) -> dict[str, Any]:
-    """Plain values; arrays are numpy's."""
+def request_payload(trajectory: Trajectory, parts: Collection[SessionPart]) -> dict[str, Any]:
+    """Plain values, arrays as NumPy arrays."""
     spec = trajectory.spec
-    told: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "session_id": trajectory.session_id,
         "attempt": trajectory.attempt,
         "status": trajectory.status.value,
@@ -34,27 +34,27 @@ def request_payload(trajectory: Trajectory, parts: Collection[Part]) -> dict[str
         "purpose": spec.purpose.value,
         "traces": [_trace(trace, parts) for trace in trajectory.traces],
     }
-    if Part.OUTPUT in parts:
-        told["output"] = _json(trajectory.output)
-    if Part.METADATA in parts:
-        told["metadata"] = spec.metadata
-    return told
+    if SessionPart.OUTPUT in parts:
+        payload["output"] = _json(trajectory.output)
+    if SessionPart.METADATA in parts:
+        payload["metadata"] = spec.metadata
+    return payload
 
 
-def _trace(trace: Trace, parts: Collection[Part]) -> dict[str, Any]:
-    """Its counts are what trace, turn and token rewards have to fit."""
-    told: dict[str, Any] = {
+def _trace(trace: Trace, parts: Collection[SessionPart]) -> dict[str, Any]:
+    """Rewards of turns and tokens have to match the counts ``turns`` and ``response_tokens``."""
+    payload: dict[str, Any] = {
         "turns": len(trace.turns),
         "response_tokens": len(trace.response_ids),
         "finish_reason": trace.finish_reason,
     }
-    if Part.MESSAGES in parts:
+    if SessionPart.MESSAGES in parts:
         for name in ("prompt_messages", "response_messages", "tools"):
-            told[name] = _json(getattr(trace, name))
-    if Part.TOKENS in parts:
-        told |= {"prompt_ids": trace.prompt_ids, "response_ids": trace.response_ids, "loss_mask": trace.loss_mask}
-        told["turn_ranges"] = [[turn.start, turn.stop] for turn in trace.turns]
-    return told
+            payload[name] = _json(getattr(trace, name))
+    if SessionPart.TOKENS in parts:
+        payload |= {"prompt_ids": trace.prompt_ids, "response_ids": trace.response_ids, "loss_mask": trace.loss_mask}
+        payload["turn_ranges"] = [[turn.start, turn.stop] for turn in trace.turns]
+    return payload
 
 
 def _json(value: bytes | None) -> Any:

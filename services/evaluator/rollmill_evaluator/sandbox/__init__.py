@@ -1,7 +1,7 @@
 """Sandboxes: the backends of `rollmill.strategies.sandbox`.
 
-A job becomes one shell script (`script`) that runs inside of a sandbox as one process tree (`running`), on this
-machine's own system (`bubblewrap`, with `seccomp`, `usage`, `cgroups`) or in a container (`docker`); `outcomes` reads
-what it came to, `choosing` finds what this machine has. Nothing is kept on disk. On a crash of the service the kernel
-ends bubblewrap's sandboxes; a container ends by its own deadline.
+A job becomes one shell script (`script`), which runs inside of a sandbox as one process tree (`process`): on this
+machine with `bubblewrap` (with `seccomp`, `usage`, `cgroups`) or in a container with `docker`. `job_result` parses what
+the script reported, `selection` finds which sandboxes this machine has. Nothing is stored on disk. If the service
+crashes, the kernel ends bubblewrap's sandboxes; a container ends at its own deadline. Imports the library only.
 """

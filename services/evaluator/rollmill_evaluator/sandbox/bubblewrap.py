@@ -1,9 +1,9 @@
-"""The sandbox of this machine: bubblewrap, which needs no daemon and no privileges, only user namespaces.
+"""The sandbox on this machine: bubblewrap, which needs no daemon and no privileges, only user namespaces.
 
 What a job sees: /usr (with /bin and /lib), some files of /etc and the configured tools, all read-only; its own /proc,
-/dev, a work folder and /tmp; itself as the only processes; a network of nothing but its own loopback. It runs without
-capabilities and cannot make namespaces; a seccomp filter refuses what namespaces do not confine. If the service dies,
-the kernel ends the sandbox with it.
+/dev, a work folder and /tmp; itself as the only processes; a network with nothing but its own loopback. It runs without
+capabilities and cannot make namespaces; a seccomp filter refuses what namespaces do not confine. If the service
+crashes, the kernel ends the sandbox with it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rollmill_evaluator.sandbox import seccomp
 from rollmill_evaluator.sandbox.cgroups import ControlGroups
 from rollmill_evaluator.sandbox.job_result import outcome_of
 from rollmill_evaluator.sandbox.process import Command, run
-from rollmill_evaluator.sandbox.script import SCRIPT, bounds_of, script
-from rollmill_evaluator.sandbox.usage import Watch
+from rollmill_evaluator.sandbox.script import SCRIPT, job_script, process_limits
+from rollmill_evaluator.sandbox.usage import UsageCheck
 
 INSIDE_UID = 1000
 TESTBED = "/testbed"
 """Where the scripts of SWE-bench instances expect the work tree: a link to it."""
 SHARED_MEMORY_BYTES = 64 * 2**20
 OWN_PROCESSES = 6
-"""bubblewrap's own and the job's shells: beside the job's processes."""
+"""bubblewrap's own processes and the job's shells, which count in addition to the job's processes."""
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Links into /usr on merged systems, folders on others."""
 ETC = (
@@ -53,29 +53,29 @@ class Bubblewrap:
     uid: int | None = None
     """User to become before bubblewrap starts (only root can); None: stay who the service is."""
     tools: tuple[Path, ...] = ()
-    """Files and folders that jobs see read-only at their own place, such as a language's installation."""
+    """Files and folders that jobs see read-only under the same path, such as a language's installation."""
     groups: ControlGroups | None = None
 
     async def run(self, job: Job) -> JobOutcome:
         if job.image is not None:
-            raise InvalidInputError("this sandbox runs on the machine's own system; it knows no images")
-        word = secrets.token_hex(16)
+            raise InvalidInputError("this sandbox runs on the machine's own system and has no images")
+        nonce = secrets.token_hex(16)
         with ExitStack() as stack:
             group = stack.enter_context(self.groups.group(job.limits)) if self.groups else None
-            command = self._command(job, word, stack)
-            command = group.gated(command) if group else command
+            command = self._command(job, nonce, stack)
+            command = group.enter_first(command) if group else command
             try:
-                ended = await run(command, bounds_of(job, word), Watch(job.limits, 2 * OWN_PROCESSES))
+                result = await run(command, process_limits(job, nonce), UsageCheck(job.limits, 2 * OWN_PROCESSES))
             except OSError as error:
                 raise InfrastructureError(SANDBOX_FAILED, f"{self.program} cannot be started: {error}") from error
             exhausted = group is not None and group.exhausted()
-        return outcome_of(job, word, ended, exhausted=exhausted)
+        return outcome_of(job, nonce, result, exhausted=exhausted)
 
-    def _command(self, job: Job, word: str, stack: ExitStack) -> Command:
+    def _command(self, job: Job, nonce: str, stack: ExitStack) -> Command:
         files = {"/etc/passwd": PASSWD, "/etc/group": GROUP, "/etc/hosts": HOSTS, **job.files}
-        files[SCRIPT] = script(job, word).encode()
-        descriptors = {path: stack.enter_context(_Memory(data)) for path, data in files.items()}
-        filters = stack.enter_context(_Memory(seccomp.program(platform.machine())))
+        files[SCRIPT] = job_script(job, nonce).encode()
+        descriptors = {path: stack.enter_context(_MemoryFile(data)) for path, data in files.items()}
+        filters = stack.enter_context(_MemoryFile(seccomp.program(platform.machine())))
         argv = [
             str(self.program),
             *ISOLATION,
@@ -83,16 +83,16 @@ class Bubblewrap:
             *_system(),
             *_devices(),
             *_writable(job.limits),
-            *_bound(tool for tool in self.tools if not _below(tool, Path("/usr"))),  # they may lie below /tmp
+            *_bound(tool for tool in self.tools if not tool.is_relative_to("/usr")),  # they may be below /tmp
             *("--symlink", WORK, TESTBED),
-            *(word for path, source in job.mounts.items() for word in ("--ro-bind", str(source), path)),
-            *(word for path, memory in descriptors.items() for word in ("--ro-bind-data", str(memory.number), path)),
+            *(option for path, source in job.mounts.items() for option in ("--ro-bind", str(source), path)),
+            *_file_options(descriptors),
             *("--remount-ro", "/", "--chdir", WORK, "--seccomp", str(filters.number), "--"),
             *_limited(job.limits),
             *("/bin/sh", SCRIPT),
         ]
         numbers = tuple(memory.number for memory in (*descriptors.values(), filters))
-        # Its own environment is empty: the first process of the sandbox is bubblewrap, and shows it in /proc.
+        # bubblewrap gets an empty environment: it is the first process of the sandbox, so jobs can read it in /proc.
         return Command(argv, {}, numbers, self.uid)
 
 
@@ -100,6 +100,11 @@ ISOLATION = (
     "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session",
     "--cap-drop", "ALL", "--uid", str(INSIDE_UID), "--gid", str(INSIDE_UID), "--hostname", "sandbox", "--clearenv",
 )  # fmt: skip
+
+
+def _file_options(files: Mapping[str, _MemoryFile]) -> Iterator[str]:
+    for path, file in files.items():
+        yield from ("--ro-bind-data", str(file.number), path)
 
 
 def _environment(added: Mapping[str, str]) -> Iterator[str]:
@@ -125,15 +130,11 @@ def _bound(paths: Iterable[Path]) -> Iterator[str]:
         yield from ("--ro-bind", str(path), str(path))
 
 
-def _below(path: Path, folder: Path) -> bool:
-    return path.is_relative_to(folder)
-
-
 def _devices() -> tuple[str, ...]:
-    """A /dev and a /proc of its own, both sealed.
+    """A /dev and a /proc of its own, both remounted read-only.
 
-    The one is a writable file system without a size. In the other, settings of the whole kernel are files of root,
-    and a process that the machine knows as root can write them without any capability.
+    /dev would be a writable file system without a size limit. In /proc, settings of the whole kernel are files of root,
+    and a process that is root on the machine could write them without any capability.
     """
     return (
         *("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"),
@@ -161,7 +162,7 @@ def _limited(limits: JobLimits) -> tuple[str, ...]:
     )
 
 
-class _Memory:
+class _MemoryFile:
     """Bytes behind a file descriptor that a child can read; closed on exit."""
 
     def __init__(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A control group (cgroup v2) per job, below one that was delegated to the service: limits that cannot be overshot."""
+"""A control group (cgroup v2) per job, below one that was delegated to the service: hard limits by the kernel."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ControlGroup:
 
     path: Path
 
-    def gated(self, command: Command) -> Command:
-        """``command`` behind a shell that enters the group first, so that nothing is ever outside of it."""
-        argv = (*_becoming(command.uid), *command.argv)
+    def enter_first(self, command: Command) -> Command:
+        """``command``, started by a shell that enters the group first, so that no process is ever outside of it."""
+        argv = (*_change_user(command.uid), *command.argv)
         return replace(command, argv=("/bin/sh", "-c", ENTER, "sandbox", str(self.path), *argv), uid=None)
 
     def exhausted(self) -> bool:
-        """True where the kernel ended a process of the group for its memory."""
+        """True where the kernel killed a process of the group at the memory limit."""
         try:
             events = dict(line.split() for line in (self.path / "memory.events").read_text().splitlines())
         except (OSError, ValueError):
@@ -37,8 +37,8 @@ class ControlGroup:
         return int(events.get("oom_kill", 0)) > 0
 
 
-def _becoming(uid: int | None) -> tuple[str, ...]:
-    """The user changes after the group was entered: another user may not enter it."""
+def _change_user(uid: int | None) -> tuple[str, ...]:
+    """Change the user only after entering the group: another user may not enter it."""
     if uid is None:
         return ()
     return ("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--")
@@ -50,12 +50,12 @@ class ControlGroups:
 
     parent: Path
 
-    def unfit(self) -> str | None:
+    def unavailable(self) -> str | None:
         """Why ``parent`` cannot hold groups with limits; None: it can."""
         try:
             controlled = set((self.parent / "cgroup.subtree_control").read_text().split())
         except OSError as error:
-            return f"{self.parent} is no control group (v2): {error}"
+            return f"{self.parent} is not a control group (v2): {error}"
         if missing := CONTROLLERS - controlled:
             return f"{self.parent}/cgroup.subtree_control lacks {', '.join(sorted(missing))}"
         if not os.access(self.parent, os.W_OK):
@@ -64,7 +64,7 @@ class ControlGroups:
 
     @contextmanager
     def group(self, limits: JobLimits) -> Iterator[ControlGroup]:
-        self._sweep()
+        self._remove_empty()
         path = self.parent / f"job-{secrets.token_hex(8)}"
         path.mkdir()
         try:
@@ -77,10 +77,10 @@ class ControlGroups:
         finally:
             with suppress(OSError):
                 (path / "cgroup.kill").write_text("1")
-            self._sweep()
+            self._remove_empty()
 
-    def _sweep(self) -> None:
-        """Remove the groups that nobody is in any more; the kernel refuses the others."""
+    def _remove_empty(self) -> None:
+        """Remove the groups without processes; the kernel refuses to remove the others."""
         for path in self.parent.glob("job-*"):
             with suppress(OSError):
                 path.rmdir()

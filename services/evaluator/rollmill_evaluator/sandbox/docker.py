@@ -1,4 +1,4 @@
-"""The sandbox in containers, by the command line of a Docker engine. The image has to be there: none is pulled."""
+"""The sandbox in containers, by the command line of a Docker engine. The image must exist there: none is pulled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rollmill.errors import InfrastructureError, InvalidInputError
 from rollmill.strategies.sandbox import SANDBOX_FAILED, WORK, Job, JobLimits, JobOutcome
 from rollmill_evaluator.sandbox.job_result import outcome_of
 from rollmill_evaluator.sandbox.process import Command, run
-from rollmill_evaluator.sandbox.script import SCRIPT, bounds_of, script
+from rollmill_evaluator.sandbox.script import SCRIPT, job_script, process_limits
 
 ENGINE_SECONDS = 60
-"""For a word with the engine: create, copy, kill, remove."""
+"""For one command of the engine: create, copy, inspect, remove."""
 OWN_PROCESSES = 8
 LABEL = "rollmill.job"
-"""On every container; one that a killed service left behind has ended, and `docker container prune` takes it away."""
+"""On every container. One that a killed service left ends at its deadline; `docker container prune` removes it."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,24 @@ class Docker:
 
     program: str = "docker"
     user: str | None = None
-    """Inside the container; None: the image's own. Without capabilities even root is nobody in particular."""
+    """Inside the container; None: the image's own. Without capabilities even root has no privileges."""
 
     async def run(self, job: Job) -> JobOutcome:
         if job.image is None:
             raise InvalidInputError("a job in a container needs an image")
-        word, name = secrets.token_hex(16), f"rollmill-job-{secrets.token_hex(8)}"
+        nonce, name = secrets.token_hex(16), f"rollmill-job-{secrets.token_hex(8)}"
         try:
-            await self._engine("create", *self._options(job, name), job.image, *_bounded(job.limits))
+            await self._engine("create", *self._options(job, name), job.image, *_script_command(job.limits))
             await self._engine(
-                "cp", "-", f"{name}:/", stdin=_archive({**job.files, SCRIPT: script(job, word).encode()})
+                "cp", "-", f"{name}:/", stdin=_archive({**job.files, SCRIPT: job_script(job, nonce).encode()})
             )
             command = Command((*self._argv, "start", "--attach", name), _engine_environment())
-            bounds = bounds_of(job, word)
-            ended = await run(command, bounds, lambda _: False)
+            limits = process_limits(job, nonce)
+            result = await run(command, limits, lambda _: False)
             exhausted = (await self._engine("inspect", "--format", "{{.State.OOMKilled}}", name)).strip() == "true"
         finally:
             await asyncio.shield(self._remove(name))
-        return outcome_of(job, word, ended, exhausted=exhausted)
+        return outcome_of(job, nonce, result, exhausted=exhausted)
 
     @property
     def _argv(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class Docker:
             yield from ("--mount", f"type=bind,source={source},target={path},readonly")
 
     async def _engine(self, *arguments: str, stdin: bytes | None = None) -> str:
-        """One command on the engine. Raises InfrastructureError where it fails or takes too long."""
+        """Run one command of the engine; its output. Raises InfrastructureError where it fails or takes too long."""
         process = await asyncio.create_subprocess_exec(
             *self._argv,
             *arguments,
@@ -74,21 +74,21 @@ class Docker:
         )
         try:
             async with asyncio.timeout(ENGINE_SECONDS):
-                said, complaint = await process.communicate(stdin)
+                output, errors = await process.communicate(stdin)
         except TimeoutError as error:
             raise InfrastructureError(SANDBOX_FAILED, f"{self.program} {arguments[0]} does not answer") from error
         finally:
             if process.returncode is None:
                 process.kill()
         if process.returncode:
-            detail = complaint.decode(errors="replace").strip()[-1000:]
+            detail = errors.decode(errors="replace").strip()[-1000:]
             raise InfrastructureError(SANDBOX_FAILED, f"{self.program} {arguments[0]}: {detail}")
-        return said.decode(errors="replace")
+        return output.decode(errors="replace")
 
     async def _remove(self, name: str) -> None:
         try:
             await self._engine("rm", "--force", "--volumes", name)
-        except InfrastructureError:  # it was never made, or the engine is gone: its deadline ends it
+        except InfrastructureError:  # it was never made, or the engine does not answer: its own deadline ends it
             return
 
     async def unavailable(self) -> str | None:
@@ -119,14 +119,14 @@ def _limited(limits: JobLimits) -> Iterator[str]:
         yield from ("--ulimit", f"{name}={value}:{value}")
 
 
-def _bounded(limits: JobLimits) -> tuple[str, ...]:
-    """The script with an end that needs nobody: a service that was killed kills no container."""
+def _script_command(limits: JobLimits) -> tuple[str, ...]:
+    """The script under a deadline of its own, which holds without the service: a killed service kills no container."""
     seconds = int(limits.prepare_seconds + limits.seconds) + ENGINE_SECONDS
     return ("timeout", "-s", "KILL", str(seconds), "/bin/sh", SCRIPT)
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
-    """Files as a tar archive; it is copied before the container starts."""
+    """Files as a tar archive, to be copied into the container before it starts."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         for path, content in files.items():
@@ -137,5 +137,5 @@ def _archive(files: Mapping[str, bytes]) -> bytes:
 
 
 def _engine_environment() -> dict[str, str]:
-    """The client's own variables say where the engine is; none of them reaches the container."""
+    """The Docker client finds the engine by these variables; none of them reaches the container."""
     return {key: value for key, value in os.environ.items() if key.startswith("DOCKER_") or key in {"HOME", "PATH"}}

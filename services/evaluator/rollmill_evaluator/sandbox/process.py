@@ -1,28 +1,28 @@
-"""One process that holds a whole sandbox: started, listened to within caps, watched, and always ended."""
+"""Runs one process that holds a whole sandbox: its output is bounded, its usage checked, and it is always ended."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from rollmill.strategies.sandbox import Ending, Output
-from rollmill_evaluator.sandbox.output import CappedOutput
 
 CHUNK = 2**16
-WATCH_SECONDS = 0.05
+USAGE_CHECK_SECONDS = 0.05
 END_SECONDS = 10.0
-"""How long a killed process may take to be gone."""
+"""How long a killed process may take to end."""
 
 IsExhausted = Callable[[int], bool]
-"""Takes the process id of a sandbox; True: it takes more than it may."""
+"""Takes the process id of a sandbox; True: it uses more than its limits."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to start, and as whom."""
+    """What to start, and as which user."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -32,18 +32,18 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ProcessLimits:
     prepare_seconds: float
-    """Until ``mark`` is reported."""
+    """Until ``last_step_mark`` is reported."""
     seconds: float
     """From then on."""
-    mark: bytes
+    last_step_mark: bytes
     output_bytes: int
     report_bytes: int
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessResult:
     """How the process ended, and what it wrote."""
 
     ending: Ending
@@ -53,31 +53,30 @@ class Ended:
     exit_code: int
 
 
-async def run(
-    command: Command, bounds: Bounds, exhausted: IsExhausted, kill: Callable[[], None] | None = None
-) -> Ended:
-    """Run ``command`` to its end, or to the end of what it may take. On return, and on cancellation, it is gone.
+async def run(command: Command, limits: ProcessLimits, exhausted: IsExhausted) -> ProcessResult:
+    """Run ``command`` until it ends or reaches a limit. On return, and on cancellation, it has ended.
 
-    ``kill`` ends what the process does not take with itself. Raises OSError where it cannot be started.
+    Raises OSError where it cannot be started.
     """
     began = time.monotonic()
     process = await _start(command)
-    output, reports = CappedOutput(bounds.output_bytes), CappedOutput(2 * bounds.report_bytes)
-    deadline = _Deadline(bounds)
-    listening = asyncio.gather(
-        _listen(process.stdout, output.add),
-        _listen(process.stderr, reports.add, deadline.hear),
+    output, reports = CappedOutput(limits.output_bytes), CappedOutput(2 * limits.report_bytes)
+    deadline = _Deadline(limits)
+    reading = asyncio.gather(
+        _read_stream(process.stdout, output.add),
+        _read_stream(process.stderr, reports.add, deadline.feed),
     )
     try:
         ending = await _until_ended(process, deadline, exhausted)
     finally:
-        await _end(process, listening, kill)
-    said = reports.kept()
-    return Ended(ending, time.monotonic() - began, output.kept(), said.head + said.tail, process.returncode or 0)
+        await _end(process, reading)
+    reported = reports.kept()
+    return ProcessResult(
+        ending, time.monotonic() - began, output.kept(), reported.head + reported.tail, process.returncode or 0
+    )
 
 
 async def _start(command: Command) -> asyncio.subprocess.Process:
-    other = command.uid is not None
     return await asyncio.create_subprocess_exec(
         *command.argv,
         stdin=asyncio.subprocess.DEVNULL,
@@ -89,62 +88,91 @@ async def _start(command: Command) -> asyncio.subprocess.Process:
         cwd="/",
         user=command.uid,
         group=command.uid,
-        extra_groups=() if other else None,
+        extra_groups=None if command.uid is None else (),
     )
 
 
 class _Deadline:
-    """Moves once: when the mark is heard."""
+    """Moves once: when the last step is reported to begin."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._at = time.monotonic() + bounds.prepare_seconds
-        self._heard: bytes | None = b""
+    def __init__(self, limits: ProcessLimits) -> None:
+        self._limits = limits
+        self._at = time.monotonic() + limits.prepare_seconds
+        self._unmatched: bytes | None = b""
+        """The end of the reports so far, where the mark may have begun; None: the mark was found."""
 
     @property
     def left(self) -> float:
         return self._at - time.monotonic()
 
-    def hear(self, chunk: bytes) -> None:
-        if self._heard is None:
+    def feed(self, chunk: bytes) -> None:
+        if self._unmatched is None:
             return
-        heard = self._heard + chunk
-        self._heard = heard[-len(self._bounds.mark) :]
-        if self._bounds.mark in heard:
-            self._at, self._heard = time.monotonic() + self._bounds.seconds, None
+        reports = self._unmatched + chunk
+        self._unmatched = reports[-len(self._limits.last_step_mark) :]
+        if self._limits.last_step_mark in reports:
+            self._at, self._unmatched = time.monotonic() + self._limits.seconds, None
 
 
-async def _listen(stream: asyncio.StreamReader | None, *hearers: Callable[[bytes], None]) -> None:
+async def _read_stream(stream: asyncio.StreamReader | None, *sinks: Callable[[bytes], None]) -> None:
     while stream is not None and (chunk := await stream.read(CHUNK)):
-        for hear in hearers:
-            hear(chunk)
+        for sink in sinks:
+            sink(chunk)
 
 
 async def _until_ended(process: asyncio.subprocess.Process, deadline: _Deadline, exhausted: IsExhausted) -> Ending:
-    gone = asyncio.ensure_future(process.wait())
+    exited = asyncio.ensure_future(process.wait())
     try:
         while (left := deadline.left) > 0:
-            done, _ = await asyncio.wait((gone,), timeout=min(left, WATCH_SECONDS))
+            done, _ = await asyncio.wait((exited,), timeout=min(left, USAGE_CHECK_SECONDS))
             if done:
                 return Ending.EXITED
             if exhausted(process.pid):
                 return Ending.EXHAUSTED
         return Ending.TIMED_OUT
     finally:
-        gone.cancel()
+        exited.cancel()
 
 
-async def _end(
-    process: asyncio.subprocess.Process, listening: asyncio.Future[tuple[None, None]], kill: Callable[[], None] | None
-) -> None:
-    """Kill what is left; then the pipes end, because nobody holds them any more."""
+async def _end(process: asyncio.subprocess.Process, reading: asyncio.Future[tuple[None, None]]) -> None:
+    """Kill what still runs; then the pipes reach their end, because no process has them open."""
     with suppress(ProcessLookupError):
         process.kill()
-    if kill is not None:
-        kill()
     try:
         async with asyncio.timeout(END_SECONDS):
             await process.wait()
-            await asyncio.shield(listening)
+            await asyncio.shield(reading)
     except TimeoutError:
-        listening.cancel()
+        reading.cancel()
+
+
+class CappedOutput:
+    """Keeps at most ``limit`` bytes of what is added, half from the start and half from the end; counts the rest."""
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = (limit + 1) // 2
+        self._tail_limit = limit // 2
+        self._head = bytearray()
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+        self._dropped = 0
+
+    def add(self, chunk: bytes) -> None:
+        room = self._head_limit - len(self._head)
+        self._head += chunk[:room]
+        if rest := chunk[room:]:
+            self._tail.append(rest)
+            self._tail_bytes += len(rest)
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """Drop whole chunks that cannot be part of the tail."""
+        while self._tail and self._tail_bytes - len(self._tail[0]) >= self._tail_limit:
+            dropped = len(self._tail.popleft())
+            self._tail_bytes -= dropped
+            self._dropped += dropped
+
+    def kept(self) -> Output:
+        tail = b"".join(self._tail)
+        over = max(0, len(tail) - self._tail_limit)
+        return Output(bytes(self._head), tail[over:], self._dropped + over)

@@ -1,9 +1,9 @@
 """The system calls that a sandboxed process is refused, as a classic BPF program for bubblewrap's ``--seccomp``.
 
-Namespaces, dropped capabilities and resource limits do most of the work. What is left to this filter: sockets of
-families that a network namespace does not confine (a virtual machine's vsock reaches its host), typing into a
-terminal (TIOCSTI), memory that no limit of the sandbox counts (memfd, System V segments), and parts of the kernel
-that tests have no business with and that broke open often: io_uring, bpf, userfaultfd, perf, keyrings, mounts.
+Namespaces, dropped capabilities and resource limits do most of the work. This filter refuses the rest: sockets of
+families that a network namespace does not confine (a virtual machine's vsock reaches its host), input into a terminal
+(TIOCSTI), memory that no limit of the sandbox counts (memfd, System V segments), and parts of the kernel that tests do
+not need and that were exploited often: io_uring, bpf, userfaultfd, perf, keyrings, mounts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LOAD_WORD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+LOAD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 """Opcodes: BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_JMP|BPF_JGE|BPF_K, BPF_RET|BPF_K."""
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
-"""Offsets in ``struct seccomp_data``: the low words of the arguments, little-endian."""
+"""Offsets in ``struct seccomp_data``: the low 32 bits of each argument, little-endian."""
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 FAMILIES = (1, 2, 10, 16)
@@ -96,10 +96,10 @@ def _return(action: int) -> Instruction:
 def _other_architectures(architecture: Architecture) -> list[Instruction]:
     """32-bit and x32 calls have other numbers: a process that makes one ends."""
     return [
-        (LOAD_WORD, 0, 0, ARCHITECTURE),
+        (LOAD, 0, 0, ARCHITECTURE),
         (JUMP_EQUAL, 1, 0, architecture.audit),
         _return(KILL),
-        (LOAD_WORD, 0, 0, NUMBER),
+        (LOAD, 0, 0, NUMBER),
         (JUMP_AT_LEAST, 0, 1, X32_BIT),
         _return(KILL),
     ]
@@ -114,10 +114,10 @@ def _only(number: int, argument: int, values: tuple[int, ...]) -> list[Instructi
     checks = [(JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
     return [
         (JUMP_EQUAL, 0, len(values) + 3, number),
-        (LOAD_WORD, 0, 0, argument),
+        (LOAD, 0, 0, argument),
         *checks,
         _return(REFUSE),
-        (LOAD_WORD, 0, 0, NUMBER),
+        (LOAD, 0, 0, NUMBER),
     ]
 
 
@@ -126,7 +126,7 @@ def _never(number: int, argument: int, values: tuple[int, ...]) -> list[Instruct
     checks = [one for value in values for one in _refuse(value)]
     return [
         (JUMP_EQUAL, 0, len(checks) + 2, number),
-        (LOAD_WORD, 0, 0, argument),
+        (LOAD, 0, 0, argument),
         *checks,
-        (LOAD_WORD, 0, 0, NUMBER),
+        (LOAD, 0, 0, NUMBER),
     ]

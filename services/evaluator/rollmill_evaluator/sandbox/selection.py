@@ -1,4 +1,4 @@
-"""Which sandboxes this process has: found when a job first needs one, each with the reason where there is none."""
+"""Which sandboxes this machine has: looked for when a job first needs one; where there is none, with the reason."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rollmill_evaluator.sandbox.docker import Docker
 log = structlog.get_logger(__name__)
 
 INSTALL = "install bubblewrap (Debian: apt-get install bubblewrap), or name the program in ROLLMILL_SANDBOX_BWRAP"
-NEEDS = (
+REQUIREMENTS = (
     "It needs user namespaces, which containers and kernels can forbid, and sources and tools that its user can read"
 )
 
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """What an operator says of sandboxes."""
+    """The operator's settings of sandboxes."""
 
     bwrap: Path | None = None
     """None: ``bwrap`` on PATH."""
@@ -40,43 +40,43 @@ class SandboxOptions:
 
 
 @dataclass
-class Chosen:
+class LazySandbox:
     """A `Sandbox` that is looked for when first needed, and that runs at most ``jobs`` jobs at once.
 
-    Once found it is kept; where there was none, it is looked for again after a while.
+    Once found it is kept; where there was none, it is looked for again after ``retry_seconds``.
     """
 
     name: str
     find: Callable[[], Awaitable[Sandbox]]
     jobs: int
-    again_seconds: float = 60.0
+    retry_seconds: float = 60.0
     _found: Sandbox | None = None
-    _looked_at: float = -math.inf
-    _places: asyncio.Semaphore = field(init=False)
-    _finding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _searched_at: float = -math.inf
+    _slots: asyncio.Semaphore = field(init=False)
+    _search_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        self._places = asyncio.Semaphore(self.jobs)
+        self._slots = asyncio.Semaphore(self.jobs)
 
     async def run(self, job: Job) -> JobOutcome:
         sandbox = await self.found()
-        async with self._places:
+        async with self._slots:
             return await sandbox.run(job)
 
     async def found(self) -> Sandbox:
-        async with self._finding:
+        async with self._search_lock:
             if self._found is None or self._is_due():
                 self._found = await self.find()
-                self._looked_at = time.monotonic()
+                self._searched_at = time.monotonic()
                 why = self._found.why if isinstance(self._found, NoSandbox) else None
-                log.info("sandbox", sandbox=self.name, available=why is None, why=why)
+                log.info("sandbox searched for", sandbox=self.name, available=why is None, why=why)
         return self._found
 
     def _is_due(self) -> bool:
-        return isinstance(self._found, NoSandbox) and time.monotonic() - self._looked_at >= self.again_seconds
+        return isinstance(self._found, NoSandbox) and time.monotonic() - self._searched_at >= self.retry_seconds
 
 
-def local_sandbox(options: SandboxOptions) -> Chosen:
+def local_sandbox(options: SandboxOptions) -> LazySandbox:
     """Bubblewrap on this machine."""
 
     async def find() -> Sandbox:
@@ -84,16 +84,16 @@ def local_sandbox(options: SandboxOptions) -> Chosen:
         if program is None:
             return NoSandbox(f"no bwrap on PATH: {INSTALL}")
         groups = None if options.cgroup is None else ControlGroups(options.cgroup)
-        if groups is not None and (wrong := groups.unfit()) is not None:
-            return NoSandbox(wrong)
-        sandbox = Bubblewrap(program, _other_user(options.uid), options.tools, groups)
+        if groups is not None and (problem := groups.unavailable()) is not None:
+            return NoSandbox(problem)
+        sandbox = Bubblewrap(program, _unprivileged_user(options.uid), options.tools, groups)
         why = await unavailable(sandbox)
-        return sandbox if why is None else NoSandbox(f"{program} does not work here: {why}. {NEEDS}")
+        return sandbox if why is None else NoSandbox(f"{program} does not work here: {why}. {REQUIREMENTS}")
 
-    return Chosen("bubblewrap", find, options.jobs)
+    return LazySandbox("bubblewrap", find, options.jobs)
 
 
-def container_sandbox(options: SandboxOptions) -> Chosen:
+def container_sandbox(options: SandboxOptions) -> LazySandbox:
     """Containers of a Docker engine."""
 
     async def find() -> Sandbox:
@@ -101,11 +101,11 @@ def container_sandbox(options: SandboxOptions) -> Chosen:
         why = await sandbox.unavailable()
         return sandbox if why is None else NoSandbox(f"no Docker engine: {why}")
 
-    return Chosen("docker", find, options.jobs)
+    return LazySandbox("docker", find, options.jobs)
 
 
-def _other_user(uid: int) -> int | None:
-    """A service that is root lets somebody else run untrusted code; any other user stays who it is."""
+def _unprivileged_user(uid: int) -> int | None:
+    """The user that runs untrusted code where the service is root; None, unchanged, where the service is not."""
     return uid if os.geteuid() == 0 and uid != 0 else None
 
 

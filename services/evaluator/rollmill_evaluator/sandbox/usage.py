@@ -1,4 +1,4 @@
-"""What a tree of processes takes at this moment, read from /proc."""
+"""Memory and number of processes of a process tree at this moment, read from /proc."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Tells whether a sandbox takes more memory, or more processes, than its job may.
+class UsageCheck:
+    """Whether a sandbox uses more memory, or more processes, than its job may.
 
-    It is looked at some times a second, so a job can overshoot by what it takes in between; a control group, where
-    there is one, cannot be overshot. Pages that processes share count for each of them.
+    It is called several times a second, so a job can exceed its limits in between; a control group, where there is
+    one, cannot be exceeded. Pages that processes share count for each of them.
     """
 
     limits: JobLimits
@@ -27,20 +27,20 @@ class Watch:
 
     def __call__(self, pid: int) -> bool:
         memory = 0
-        for processes, one in enumerate(tree(pid), start=1):
-            memory += resident(one)
+        for processes, process in enumerate(process_tree(pid), start=1):
+            memory += resident_bytes(process)
             if memory > self.limits.memory_bytes or processes > self.limits.processes + self.own:
                 return True
         return False
 
 
-def tree(pid: int) -> Iterator[int]:
-    """``pid`` and all its descendants; those of a pid namespace are descendants of the namespace's first process."""
-    waiting = [pid]
-    while waiting:
-        one = waiting.pop()
-        yield one
-        waiting += _children(one)
+def process_tree(pid: int) -> Iterator[int]:
+    """``pid`` and all its descendants; processes of a pid namespace descend from the namespace's first process."""
+    pending = [pid]
+    while pending:
+        process = pending.pop()
+        yield process
+        pending += _children(process)
 
 
 def _children(pid: int) -> list[int]:
@@ -51,8 +51,8 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def resident(pid: int) -> int:
-    """Bytes of resident memory; 0 for a process that is no more."""
+def resident_bytes(pid: int) -> int:
+    """Bytes of resident memory; 0 for a process that has ended."""
     try:
         return int((PROC / str(pid) / "statm").read_text().split()[1]) * PAGE
     except (OSError, IndexError):

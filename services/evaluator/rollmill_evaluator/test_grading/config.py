@@ -6,11 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from rollmill.models import Verdict
 from rollmill.models.base import FiniteFloat, PositiveInt, Record
 from rollmill.strategies.sandbox import JobLimits, Step
 from rollmill_evaluator.test_grading.frameworks import FRAMEWORKS, Framework, FrameworkName
-from rollmill_evaluator.test_grading.scoring import ExitRule, Expected, Scoring
+from rollmill_evaluator.test_grading.scoring import ExitRule, ExpectedTests, Scoring, VerdictRewards
 from rollmill_evaluator.test_grading.submission import Submission
 from rollmill_evaluator.test_grading.workspace import REVISION
 
@@ -20,25 +19,13 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 TreePath = Annotated[str, StringConstraints(pattern=r"^[^/\x00][^\x00]*$", max_length=4096)]
 
 
-class Rewards(Record):
-    """What each verdict carries that is the session's own doing; None: not graded, by that name."""
-
-    failed_to_apply: FiniteFloat | None = 0.0
-    empty_patch: FiniteFloat | None = 0.0
-    timed_out: FiniteFloat | None = 0.0
-
-    def of(self, verdict: Verdict) -> float | None:
-        reward: float | None = getattr(self, verdict.value)
-        return reward
-
-
 class Resources(Record):
     """What one run of the tests may take."""
 
     test_seconds: FiniteFloat = Field(default=300.0, gt=0)
     """For the tests; the verdict is ``timed_out`` where they take longer."""
     prepare_seconds: FiniteFloat = Field(default=60.0, gt=0)
-    """For the work tree and the answer; more is an infrastructure failure."""
+    """For the work tree and the answer; taking longer is an infrastructure failure."""
     memory_mib: PositiveInt = 2048
     """Resident, of all processes together."""
     address_space_mib: PositiveInt | None = None
@@ -73,20 +60,20 @@ class TestOnOutputConfig(Record):
     """Leading folders that are taken off an archive's paths."""
     answer: Submission = Submission()
     exclude: tuple[Name, ...] = ()
-    """Patterns of paths that are left out of the patch, beside what running Python leaves behind."""
+    """Patterns of paths that are left out of the patch, in addition to files that running Python creates."""
     protected: tuple[TreePath, ...] = ()
-    """Files and folders that are what the source says when the tests run, whatever the answer did to them."""
+    """Files and folders that are restored from the source before the tests run, whatever the answer did to them."""
     fuzz: int = Field(default=0, ge=0, le=10)
-    """Lines of context that may differ where git finds no place for a hunk; 0: git alone decides."""
+    """Lines of context that `patch` may ignore where `git apply` rejects a hunk; 0: `git apply` alone decides."""
     test_command: Annotated[str, StringConstraints(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
     """A line for the shell, or a program and its arguments; runs in the work tree."""
     framework: FrameworkName = "pytest"
     report: TreePath | None = None
-    """The file of results, in the work tree, for the frameworks that write one."""
-    expected: Expected
+    """The result file in the work tree, for the frameworks that write one."""
+    expected: ExpectedTests
     score: Literal["all", "fraction"] = "all"
     exit_code: ExitRule = "explained"
-    rewards: Rewards = Rewards()
+    rewards: VerdictRewards = VerdictRewards()
     environment: dict[str, str] = Field(default_factory=dict)
     image: Name | None = None
     """Run in a container of this image; None: on the evaluator's own system."""
@@ -94,15 +81,15 @@ class TestOnOutputConfig(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.reading.report != (self.report is not None):
+        if self.result_parser.report != (self.report is not None):
             raise ValueError(f"framework {self.framework} and report do not go together: junit and jest need a report")
         for path in (*self.protected, *filter(None, (self.report,))):
             if ".." in path.split("/") or path.strip("./") == "":
-                raise ValueError(f"{path!r} is no path inside of the work tree")
+                raise ValueError(f"{path!r} is not a path inside of the work tree")
         return self
 
     @property
-    def reading(self) -> Framework:
+    def result_parser(self) -> Framework:
         return FRAMEWORKS[self.framework]
 
     @property

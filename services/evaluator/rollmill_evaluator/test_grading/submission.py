@@ -1,4 +1,4 @@
-"""What a session handed in: a patch, or the content of one file, taken out of its output."""
+"""A session's submission: a patch, or the content of one file, taken out of its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIFF_LANGUAGES = frozenset({"diff", "patch"})
 
 
 class Submission(Record):
-    """Where the answer lies in a session's output, and what it is."""
+    """Where the answer is in a session's output, and whether it is a patch or a file."""
 
     take: Literal["output", "fenced", "artifact"] = "output"
     """``output``: the text at ``field``. ``fenced``: the last fenced block of that text. ``artifact``: the text of that
@@ -40,26 +40,26 @@ class Submission(Record):
         return self
 
     def text(self, trajectory: Trajectory) -> str | None:
-        """The answer; None where the session handed nothing in, or where it is blank."""
-        found = self._found(orjson.loads(trajectory.output or b"null"))
+        """The answer; None where the session submitted nothing, or only white space."""
+        found = self._select(orjson.loads(trajectory.output or b"null"))
         if self.take == "fenced" and found is not None:
-            found = self._fenced(found)
+            found = self._last_fenced(found)
         return found if found is not None and found.strip() else None
 
-    def _found(self, output: Any) -> str | None:
+    def _select(self, output: Any) -> str | None:
         path = ["artifacts", self.name] if self.take == "artifact" else self.field.split(".")
         for key in path:
             output = output.get(key) if isinstance(output, dict) else None
         return output if isinstance(output, str) else None
 
-    def _fenced(self, text: str) -> str | None:
+    def _last_fenced(self, text: str) -> str | None:
         wanted = {self.language} if self.language else DIFF_LANGUAGES if self.write_to is None else None
         blocks = [block for language, block in fenced_blocks(text) if wanted is None or language in wanted]
         return blocks[-1] if blocks else None
 
 
 def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Language and content of each block between fences, as CommonMark has them; one that is not closed is none."""
+    """Language and content of each fenced block, by CommonMark's rules; a block that is never closed is left out."""
     fence, language, block = "", "", list[str]()
     for line in text.splitlines(keepends=True):
         if not fence and (opening := FENCE.match(line)):

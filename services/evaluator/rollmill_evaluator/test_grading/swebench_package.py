@@ -1,4 +1,4 @@
-"""The package ``swebench``, imported when the first instance is graded: it takes seconds, and is an extra."""
+"""Calls of the package ``swebench``, imported when the first instance is graded: it takes seconds, and is an extra."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollmill.errors import NotGradedError
-from rollmill_evaluator.test_grading.instances import INSTANCE_INVALID
+from rollmill_evaluator.test_grading.swebench_instances import INSTANCE_INVALID
 
 SWEBENCH_MISSING = "swebench_missing"
 START = ">>>>> Start Test Output"
-"""The line by which an instance's script says that its tests begin."""
+"""The line that an instance's script prints before its tests."""
 PARTS = {"FAIL_TO_PASS": "fail_to_pass", "PASS_TO_PASS": "pass_to_pass"}
 
 
 class TestSpec(Protocol):
-    """What is used here of the package's own class."""
+    """The part of the package's own class that is used here."""
 
     instance_id: str
     log_parser: str
@@ -54,7 +54,7 @@ def report(spec: TestSpec, patch: str, log: str) -> dict[str, Any]:
 
 
 def shares(found: dict[str, Any]) -> dict[str, float]:
-    """The share of tests of each kind that did what was expected; none where the log could not be read."""
+    """The share of tests of each kind with the expected result; empty where the log could not be parsed."""
     status = found.get("tests_status", {})
     counts = {
         name: (len(status[part]["success"]), len(status[part]["failure"])) for part, name in PARTS.items() if status
@@ -76,7 +76,7 @@ def _imported(name: str) -> Any:
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """The package reads a file ``.env`` when it is imported: nothing of it may become a setting of this service."""
+    """The package loads a file ``.env`` when imported: remove what that adds, so that it configures nothing here."""
     before = dict(os.environ)
     try:
         yield

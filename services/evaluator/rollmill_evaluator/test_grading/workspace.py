@@ -1,7 +1,7 @@
 """The fresh work tree of a test run: where it comes from, and the steps that make it inside of the sandbox.
 
-Everything that reads untrusted bytes runs inside: an archive that climbs out of its folder, or a patch that writes
-through a link, meets the sandbox's own folders and nothing else.
+Everything that reads untrusted bytes runs inside: an archive with paths outside of its folder, or a patch that writes
+through a link, reaches the sandbox's own folders only.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from rollmill.errors import InfrastructureError
 from rollmill.strategies.sandbox import Step
 
 WORKTREE = "worktree_unavailable"
+APPLY = "apply"
+"""Name of the step that fails where the submission does not fit; any other failure is infrastructure."""
 SOURCE = "/source"
 ANSWER = "/job/answer"
 KEPT = "/tmp/.kept"  # noqa: S108  # the sandbox's own /tmp
 REVISION = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./^~-]{0,199}$")
 COPY = "cp -dR --preserve=mode,timestamps,links --"
 EXCLUDED = ("*.pyc", "*.pyo", "**/__pycache__/**", "__pycache__/**", "**/.pytest_cache/**", ".pytest_cache/**")
-"""Never part of a patch: what running the tests leaves behind."""
+"""Never part of a patch: files that running the tests creates."""
 
 
-class Kind(StrEnum):
-    """What a source is."""
+class SourceKind(StrEnum):
+    """Form of a source."""
 
     REPOSITORY = "repository"
     BARE = "bare"
@@ -35,58 +37,62 @@ class Kind(StrEnum):
     ARCHIVE = "archive"
 
 
-def located(sources: Path | None, name: str) -> Path:
-    """The source ``name`` below ``sources``. Raises InfrastructureError where it is not there, or lies elsewhere."""
+def resolve_source(sources: Path | None, name: str) -> Path:
+    """The source ``name`` below ``sources``. Raises InfrastructureError where it is missing or not below it."""
     if sources is None:
         raise InfrastructureError(WORKTREE, "no folder of sources is configured: set ROLLMILL_EVALUATOR_SOURCES")
     root = sources.resolve()
     path = (root / name).resolve()
     if not path.is_relative_to(root):
-        raise InfrastructureError(WORKTREE, f"source {name!r} lies outside of the folder of sources")
+        raise InfrastructureError(WORKTREE, f"source {name!r} is outside of the folder of sources")
     if not path.exists():
         raise InfrastructureError(WORKTREE, f"there is no source {name!r}")
     return path
 
 
-def kind_of(path: Path) -> Kind:
+def source_kind(path: Path) -> SourceKind:
     if path.is_dir():
         if (path / ".git").exists():
-            return Kind.REPOSITORY
-        return Kind.BARE if (path / "HEAD").is_file() and (path / "objects").is_dir() else Kind.FOLDER
-    return Kind.BUNDLE if path.suffix == ".bundle" else Kind.ARCHIVE
+            return SourceKind.REPOSITORY
+        return SourceKind.BARE if (path / "HEAD").is_file() and (path / "objects").is_dir() else SourceKind.FOLDER
+    return SourceKind.BUNDLE if path.suffix == ".bundle" else SourceKind.ARCHIVE
 
 
 def clone(commit: str) -> Step:
-    """Makes a repository at ``commit`` in the current folder, for scripts that ask git for their tests."""
+    """Clones the repository at ``commit`` into the current folder, for scripts that get their tests from git."""
     revision = shlex.quote(commit)
-    copied = f"git config --global safe.directory '*' && git clone --quiet --shared --no-checkout {SOURCE} ."
-    return Step.shell("unpack", f"{copied} && git checkout --quiet --detach {revision}")
+    cloned = f"git config --global safe.directory '*' && git clone --quiet --shared --no-checkout {SOURCE} ."
+    return Step.shell("unpack", f"{cloned} && git checkout --quiet --detach {revision}")
 
 
-def unpack(kind: Kind, commit: str, strip: int) -> Step:
+def unpack(kind: SourceKind, commit: str, strip: int) -> Step:
     """Makes the tree of ``commit`` in the current folder, without any history."""
-    repository = {Kind.REPOSITORY: f"{SOURCE}/.git", Kind.BARE: SOURCE, Kind.BUNDLE: "/tmp/.repository"}  # noqa: S108  # the sandbox's own /tmp
+    repository = {
+        SourceKind.REPOSITORY: f"{SOURCE}/.git",
+        SourceKind.BARE: SOURCE,
+        SourceKind.BUNDLE: "/tmp/.repository",  # noqa: S108  # the sandbox's own /tmp
+    }
     match kind:
-        case Kind.FOLDER:
+        case SourceKind.FOLDER:
             return Step.shell("unpack", f"{COPY} {SOURCE}/. .")
-        case Kind.ARCHIVE:
+        case SourceKind.ARCHIVE:
             return Step.shell("unpack", f"tar -xf {SOURCE} --no-same-owner --strip-components={strip}")
-        case Kind.BUNDLE:
-            made = f"git clone --quiet --bare {SOURCE} {repository[kind]} && "
-            return Step.shell("unpack", made + _checkout(repository[kind], commit) + f" && rm -rf {repository[kind]}")
+        case SourceKind.BUNDLE:
+            cloned = f"git clone --quiet --bare {SOURCE} {repository[kind]} && "
+            return Step.shell("unpack", cloned + _checkout(repository[kind], commit) + f" && rm -rf {repository[kind]}")
         case _:
             return Step.shell("unpack", _checkout(repository[kind], commit))
 
 
 def _checkout(repository: str, commit: str) -> str:
-    """By an index of its own: the repository is read-only. `git archive` would leave out what is export-ignored."""
+    """With an index outside of the repository, which is read-only. `git archive` would omit export-ignored files."""
     git = f"GIT_INDEX_FILE=/tmp/.index git -c safe.directory='*' --git-dir={repository}"
     revision = shlex.quote(f"{commit}^{{commit}}")
     return f"{git} read-tree {revision} && {git} --work-tree=. checkout-index --all && rm -f /tmp/.index"
 
 
-def keep(paths: Sequence[str]) -> Step:
-    """Puts the protected paths aside before the answer is applied."""
+def save_protected(paths: Sequence[str]) -> Step:
+    """Saves the protected paths before the answer is applied."""
     lines = ["set -e", f"mkdir -p {KEPT}"]
     for path in paths:
         name, folder = _quoted(path)
@@ -94,8 +100,8 @@ def keep(paths: Sequence[str]) -> Step:
     return Step.shell("keep", "\n".join(lines))
 
 
-def restore(paths: Sequence[str]) -> Step:
-    """Makes the protected paths what they were: changed, deleted and added files alike."""
+def restore_protected(paths: Sequence[str]) -> Step:
+    """Restores the saved paths: changed and deleted files come back, added ones go."""
     lines = ["set -e"]
     for path in paths:
         name, folder = _quoted(path)
@@ -110,16 +116,16 @@ def _quoted(path: str) -> tuple[str, str]:
     return shlex.quote(f"./{pure}"), shlex.quote(f"./{pure.parent}")
 
 
-def apply(excluded: Iterable[str], fuzz: int, folder: str = ".") -> Step:
-    """Applies the patch in ``folder``; with ``fuzz`` by `patch` where git finds its context moved."""
+def apply_patch(excluded: Iterable[str], fuzz: int, folder: str = ".") -> Step:
+    """Applies the patch in ``folder``; with ``fuzz``, `patch` tries where `git apply` rejects it."""
     options = " ".join(shlex.quote(f"--exclude={pattern}") for pattern in (*EXCLUDED, *excluded))
     command = f"git apply --whitespace=nowarn {options} {ANSWER}"
     if fuzz:
         command += f" || patch -p1 --batch --forward --no-backup-if-mismatch --fuzz={fuzz} --input={ANSWER}"
-    return Step.shell("apply", f"cd {shlex.quote(folder)} && {{ {command}; }}")
+    return Step.shell(APPLY, f"cd {shlex.quote(folder)} && {{ {command}; }}")
 
 
-def write(path: str) -> Step:
-    """Makes the answer a file of the tree."""
+def write_answer(path: str) -> Step:
+    """Writes the answer to a file of the work tree."""
     name, folder = _quoted(path)
-    return Step.shell("apply", f"mkdir -p {folder} && rm -rf -- {name} && cat {ANSWER} > {name}")
+    return Step.shell(APPLY, f"mkdir -p {folder} && rm -rf -- {name} && cat {ANSWER} > {name}")

@@ -53,7 +53,10 @@ async def grade(log: Log, plan: Plan, writer: Writer) -> None:
     async def one(trajectory: Trajectory, digest: str) -> list[ProducerRecord]:
         async with places:
             grades = [await grader.grade(trajectory, digest, spec) for spec in trajectory.spec.evaluators]
-        return [_graded(trajectory, rules.wire(_timeless(trajectory, item), EVALUATIONS.max_bytes)) for item in grades]
+        return [
+            _graded(trajectory, rules.encode_evaluation(_timeless(trajectory, item), EVALUATIONS.max_bytes))
+            for item in grades
+        ]
 
     def _graded(trajectory: Trajectory, value: bytes) -> ProducerRecord:
         key = trajectory.session_id.encode()

@@ -1,4 +1,4 @@
-"""One HTTP request to an ASGI application, without a server: its response is seen piece by piece, as it is sent."""
+"""One HTTP request to an ASGI application, without a server; the response is read piece by piece, as it is sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Application = Callable[
 
 
 class AsgiCall:
-    """Use as ``async with``; leaving the block ends the request. ``leave()`` is the client hanging up."""
+    """Use as ``async with``; leaving the block ends the request. ``leave()``: the client disconnects."""
 
     def __init__(
         self, app: Application, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
@@ -38,19 +38,19 @@ class AsgiCall:
         await self._task
 
     def query(self, query: bytes) -> None:
-        """Say what follows the path's question mark, before the request begins."""
+        """Set the query string, before the request begins."""
         self._scope["query_string"] = query
 
     @property
     def waiting(self) -> bool:
-        """Nothing that the application has sent is left to be seen."""
+        """Everything that the application has sent so far was read."""
         return self._sent.empty()
 
     def leave(self) -> None:
         self._requests.put_nowait({"type": "http.disconnect"})
 
     async def piece(self) -> bytes | None:
-        """The next piece of the body that is not empty; None at its end."""
+        """The next non-empty piece of the body; None at its end."""
         while (message := await self._sent.get()) is not None:
             if message["type"] == "http.response.start":
                 self.status = message["status"]
@@ -60,7 +60,7 @@ class AsgiCall:
         return None
 
     async def rest(self) -> bytes:
-        """Everything that is still to come of the body."""
+        """The rest of the body."""
         pieces = []
         while (piece := await self.piece()) is not None:
             pieces.append(piece)
@@ -70,7 +70,7 @@ class AsgiCall:
         return orjson.loads(await self.rest())
 
     async def ended(self) -> None:
-        """Wait until the application is done with the request."""
+        """Wait until the application has finished the request."""
         await asyncio.shield(self._task)
 
     async def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP server that plays prepared answers on a real socket: a stand-in for a model server, bytes as given."""
+"""An HTTP server with prepared responses on a real socket: in place of a model server; bytes are sent unchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _GONE = (asyncio.IncompleteReadError, ConnectionError)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request as the server got it."""
+class CannedRequest:
+    """One request as it was received."""
 
     method: str
     path: str
@@ -30,8 +30,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Played:
-    """One answer. Its pieces are written one by one; with ``cut`` the connection is closed before the body's end."""
+class CannedResponse:
+    """One response. Its pieces are written one by one; with ``cut`` the connection is closed before the body's end."""
 
     pieces: tuple[bytes, ...]
     status: int = 200
@@ -39,11 +39,11 @@ class Played:
     cut: bool = False
 
     @classmethod
-    def json(cls, body: object, status: int = 200) -> Played:
+    def json(cls, body: object, status: int = 200) -> CannedResponse:
         return cls((orjson.dumps(body),), status)
 
     @classmethod
-    def events(cls, raw: bytes, size: int = 1 << 20) -> Played:
+    def events(cls, raw: bytes, size: int = 1 << 20) -> CannedResponse:
         """A stream of server-sent events in pieces of ``size`` bytes."""
         pieces = tuple(raw[start : start + size] for start in range(0, len(raw), size))
         return cls(pieces, content_type="text/event-stream")
@@ -51,11 +51,11 @@ class Played:
 
 @dataclass
 class CannedServer:
-    """Answers what ``answer`` says, and remembers what it was asked."""
+    """Sends what ``respond`` returns for each request, and keeps the requests."""
 
-    answer: Callable[[Asked], Played]
+    respond: Callable[[CannedRequest], CannedResponse]
     url: str = ""
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[CannedRequest] = field(default_factory=list)
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,37 +78,37 @@ class CannedServer:
         with suppress(*_GONE):
             await writer.wait_closed()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Played:
-        asked = await _read(reader)
-        self.asked.append(asked)
-        played = self.answer(asked)
-        head = f"HTTP/1.1 {played.status} Played\r\ncontent-type: {played.content_type}\r\n"
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> CannedResponse:
+        request = await _read_request(reader)
+        self.requests.append(request)
+        response = self.respond(request)
+        head = f"HTTP/1.1 {response.status} Canned\r\ncontent-type: {response.content_type}\r\n"
         writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
-        for piece in played.pieces:
+        for piece in response.pieces:
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
-        writer.write(b"" if played.cut else b"0\r\n\r\n")
+        writer.write(b"" if response.cut else b"0\r\n\r\n")
         await writer.drain()
-        return played
+        return response
 
 
-async def _read(reader: asyncio.StreamReader) -> Asked:
+async def _read_request(reader: asyncio.StreamReader) -> CannedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     method, path, _ = head[0].split(" ", 2)
     pairs = [line.split(":", 1) for line in head[1:] if line]
     headers = {name.strip().lower(): value.strip() for name, value in pairs}
-    return Asked(method, path, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+    return CannedRequest(method, path, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
 
 
 @asynccontextmanager
-async def canned_server(answer: Callable[[Asked], Played]) -> AsyncIterator[CannedServer]:
+async def canned_server(respond: Callable[[CannedRequest], CannedResponse]) -> AsyncIterator[CannedServer]:
     """A server on a free port of the loopback; its ``url`` has no path."""
-    playing = CannedServer(answer)
-    server = await asyncio.start_server(playing.accept, "127.0.0.1", 0)
-    playing.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    canned = CannedServer(respond)
+    server = await asyncio.start_server(canned.accept, "127.0.0.1", 0)
+    canned.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield playing
+        yield canned
     finally:
         server.close()
-        await playing.close()
+        await canned.close()
         await server.wait_closed()

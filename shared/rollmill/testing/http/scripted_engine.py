@@ -1,8 +1,9 @@
-"""A small engine that answers like vLLM: a tokenizer, a chat template, a parser of thoughts and tool calls, a script in
-place of a model. For a `replay_server`; deterministic, so the same dialogue has the same ids whoever leads it.
+"""A small engine with vLLM's API: a tokenizer, a chat template, a parser of reasoning and tool calls, and a script in
+place of a model. For a `canned_server`; deterministic, so that the same conversation always has the same ids.
 
-Tokens are the bytes of the text, and one id for each special word. The template repeats earlier replies with their
-thoughts and the texts of their calls: a prompt extends the one before it only where the history is told byte for byte.
+Tokens are the bytes of the text, and one id for each special token. The template renders earlier replies with their
+reasoning and the texts of their tool calls: a prompt extends the one before it only where the client sends the history
+back byte for byte.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from typing import Any
 
 import orjson
 
-from rollmill.testing.http.canned_server import Asked, Played
+from rollmill.testing.http.canned_server import CannedRequest, CannedResponse
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-_WORDS = {word.encode(): 256 + place for place, word in enumerate(SPECIAL)}
-_SPLIT = re.compile(b"(" + b"|".join(re.escape(word) for word in _WORDS) + b")")
+_SPECIAL_IDS = {token.encode(): 256 + place for place, token in enumerate(SPECIAL)}
+_SPLIT = re.compile(b"(" + b"|".join(re.escape(token) for token in _SPECIAL_IDS) + b")")
 _CALL = re.compile(r'<tool_call>\{"name": "(\w+)", "arguments": (.*?)\}</tool_call>', re.DOTALL)
-END = _WORDS[b"<|im_end|>"]
+END = _SPECIAL_IDS[b"<|im_end|>"]
 TOKENS_PER_CHUNK = 3
 OK, BAD_REQUEST, NOT_FOUND = 200, 400, 404
 
 
 def encode(text: str) -> list[int]:
-    """Text to ids, special words to one id each."""
+    """Text to ids; each special token has one id."""
     pieces = _SPLIT.split(text.encode())
-    return [token for piece in pieces for token in ([_WORDS[piece]] if piece in _WORDS else piece)]
+    return [token for piece in pieces for token in ([_SPECIAL_IDS[piece]] if piece in _SPECIAL_IDS else piece)]
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Ids to text; bytes that are no characters yet become replacement characters."""
-    words = {number: word for word, number in _WORDS.items()}
-    return b"".join(words[token] if token in words else bytes([token]) for token in ids).decode("utf-8", "replace")
+    """Ids to text; incomplete UTF-8 sequences become replacement characters."""
+    special = {number: token for token, number in _SPECIAL_IDS.items()}
+    return b"".join(special[token] if token in special else bytes([token]) for token in ids).decode("utf-8", "replace")
 
 
 def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
@@ -62,7 +63,7 @@ def _text(content: Any) -> str:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A sampled text as a parser tells it."""
+    """A sampled text, parsed."""
 
     reasoning: str
     content: str
@@ -78,41 +79,43 @@ def parse(text: str) -> Parsed:
 
 
 def logprob(position: int, token: int) -> float:
-    """Any number will do that float32 holds exactly and that differs from place to place."""
+    """A made-up log-prob that float32 holds exactly and that differs from position to position."""
     return -(1 + (7 * token + position) % 31) / 32
 
 
 @dataclass(frozen=True)
 class ScriptedEngine:
-    """Give its ``answer`` to a `replay_server`.
+    """Its `answer` is the function for a `canned_server`.
 
-    ``replies`` are texts, one for each number of assistant turns in the history. ``stream_ids`` False is SGLang's way:
-    ids in whole answers alone.
+    ``replies``: texts, by the number of assistant turns in the history. ``stream_ids`` False: token ids only in
+    responses that are not streamed, as SGLang does.
     """
 
     replies: tuple[str, ...]
     owner: str = "vllm"
     stream_ids: bool = True
 
-    def answer(self, asked: Asked) -> Played:
-        if asked.path.endswith("/models"):
-            return Played.json({"object": "list", "data": [{"id": "toy", "object": "model", "owned_by": self.owner}]})
-        if asked.path == "/tokenize":
-            prompt = encode(render(asked.body["messages"], asked.body.get("tools") or ()))
-            return Played.json({"count": len(prompt), "max_model_len": 32768, "tokens": prompt})
-        if asked.path != "/v1/chat/completions":
-            return Played.json({"error": {"message": f"no route {asked.path}", "code": NOT_FOUND}}, NOT_FOUND)
-        return self._chat(asked.body)
+    def answer(self, request: CannedRequest) -> CannedResponse:
+        if request.path.endswith("/models"):
+            return CannedResponse.json(
+                {"object": "list", "data": [{"id": "toy", "object": "model", "owned_by": self.owner}]}
+            )
+        if request.path == "/tokenize":
+            prompt = encode(render(request.body["messages"], request.body.get("tools") or ()))
+            return CannedResponse.json({"count": len(prompt), "max_model_len": 32768, "tokens": prompt})
+        if request.path != "/v1/chat/completions":
+            return CannedResponse.json({"error": {"message": f"no route {request.path}", "code": NOT_FOUND}}, NOT_FOUND)
+        return self._chat(request.body)
 
-    def _chat(self, body: dict[str, Any]) -> Played:
+    def _chat(self, body: dict[str, Any]) -> CannedResponse:
         turns = sum(message["role"] == "assistant" for message in body["messages"])
         if turns >= len(self.replies):
-            return Played.json({"error": {"message": "the script is over", "code": BAD_REQUEST}}, BAD_REQUEST)
+            return CannedResponse.json({"error": {"message": "the script is over", "code": BAD_REQUEST}}, BAD_REQUEST)
         reply = _Reply(body, encode(render(body["messages"], body.get("tools") or ())), self.replies[turns], turns)
         if not body.get("stream"):
-            return Played.json(reply.whole())
+            return CannedResponse.json(reply.whole())
         frames = (b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in reply.chunks(ids=self.stream_ids))
-        return Played((*frames, b"data: [DONE]\n\n"), content_type="text/event-stream")
+        return CannedResponse((*frames, b"data: [DONE]\n\n"), content_type="text/event-stream")
 
 
 @dataclass(frozen=True)
@@ -139,22 +142,22 @@ class _Reply:
             **self._head("chat.completion"),
             "choices": [{**choice, **self._tokens(self.ids, 0)}],
             "usage": self._usage(),
-            **({"prompt_token_ids": self.prompt} if self._wanted("return_token_ids") else {}),
+            **({"prompt_token_ids": self.prompt} if self._is_requested("return_token_ids") else {}),
         }
 
     def chunks(self, *, ids: bool) -> Iterator[dict[str, Any]]:
-        """A role, the tokens in threes, usage. Calls are told when they are whole, and what is no character waits."""
-        told, sampled = self._deltas(), self.ids
+        """The role, the tokens in threes, the usage. A tool call is sent when it is complete."""
+        deltas, sampled = self._deltas(), self.ids
         first: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        prompt = {"prompt_token_ids": self.prompt} if ids and self._wanted("return_token_ids") else {}
+        prompt = {"prompt_token_ids": self.prompt} if ids and self._is_requested("return_token_ids") else {}
         yield {**self._head("chat.completion.chunk"), "choices": [first], **prompt}
         for start in range(0, len(sampled), TOKENS_PER_CHUNK):
             piece = sampled[start : start + TOKENS_PER_CHUNK]
             last = start + TOKENS_PER_CHUNK >= len(sampled)
-            # The delta runs one piece behind, as it does where a parser holds tokens back.
-            choice = {"index": 0, "delta": {} if last else next(told, {}), "finish_reason": None}
+            # The text is one piece behind the tokens, as with a parser that holds tokens back.
+            choice = {"index": 0, "delta": {} if last else next(deltas, {}), "finish_reason": None}
             more = self._tokens(piece, start) if ids else {}
-            for rest in told if last else ():
+            for rest in deltas if last else ():
                 yield {**self._head("chat.completion.chunk"), "choices": [{**choice, "delta": rest}]}
             end = {"finish_reason": self._finish(), "stop_reason": None} if last else {}
             yield {**self._head("chat.completion.chunk"), "choices": [{**choice, **end, **more}]}
@@ -185,10 +188,10 @@ class _Reply:
             {"token": decode([token]), "logprob": logprob(start + place, token), "bytes": [], "top_logprobs": []}
             for place, token in enumerate(ids)
         ]
-        said = {"token_ids": ids} if self._wanted("return_token_ids") else {}
-        return {"logprobs": {"content": content} if self._wanted("logprobs") else None, **said}
+        requested = {"token_ids": ids} if self._is_requested("return_token_ids") else {}
+        return {"logprobs": {"content": content} if self._is_requested("logprobs") else None, **requested}
 
-    def _wanted(self, field: str) -> bool:
+    def _is_requested(self, field: str) -> bool:
         return self.request.get(field) is True
 
     def _usage(self) -> dict[str, int]:

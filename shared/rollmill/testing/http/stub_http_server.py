@@ -1,4 +1,4 @@
-"""A service outside, for tests: a real HTTP server on this machine that answers as it is told."""
+"""An outside service for tests: a real HTTP server on this machine with scripted replies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as it came; header names in lower case."""
+class StubRequest:
+    """A request as it was received; header names in lower case."""
 
     path: str
     headers: Mapping[str, str]
@@ -19,56 +19,56 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Reply:
+class StubReply:
     status: int = 200
     body: bytes = b"{}"
     headers: Mapping[str, str] = field(default_factory=dict)
     hold: threading.Event | None = None
-    """The reply waits for it."""
+    """The reply is sent once it is set."""
 
 
-Script = Callable[[Asked], Reply]
+StubScript = Callable[[StubRequest], StubReply]
 
 
 @dataclass
 class StubHttpServer:
-    """``script`` is asked for each reply, on a thread of the request's own."""
+    """Calls ``script`` for each reply, on a thread for each request."""
 
     url: str
-    script: Script
-    asked: list[Asked] = field(default_factory=list)
+    script: StubScript
+    requests: list[StubRequest] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def reply(self, asked: Asked) -> Reply:
+    def reply(self, request: StubRequest) -> StubReply:
         with self.changed:
-            self.asked.append(asked)
+            self.requests.append(request)
             self.changed.notify_all()
-        return self.script(asked)
+        return self.script(request)
 
-    def wait(self, done: int | Callable[[list[Asked]], bool], seconds: float = 30.0) -> list[Asked]:
-        """The requests, once there are ``done`` of them, or it says so. Raises TimeoutError."""
-        enough = done if callable(done) else lambda asked: len(asked) >= done
+    def wait(self, done: int | Callable[[list[StubRequest]], bool], seconds: float = 30.0) -> list[StubRequest]:
+        """The requests, once there are ``done`` of them, or ``done`` returns True. Raises TimeoutError."""
+        enough = done if callable(done) else lambda requests: len(requests) >= done
         with self.changed:
-            if not self.changed.wait_for(lambda: enough(self.asked), seconds):
-                raise TimeoutError(f"{len(self.asked)} requests came, and not what was waited for")
-            return list(self.asked)
+            if not self.changed.wait_for(lambda: enough(self.requests), seconds):
+                raise TimeoutError(f"{len(self.requests)} requests were received, and the condition is not met")
+            return list(self.requests)
 
 
-def in_turn(*replies: Reply) -> Script:
-    """One reply after the other; the last one again and again."""
+def in_turn(*replies: StubReply) -> StubScript:
+    """The replies in this order; the last one is repeated."""
     left = list(replies)
     return lambda _: left.pop(0) if len(left) > 1 else left[0]
 
 
 @contextmanager
-def stub_http_server(script: Script, port: int = 0) -> Iterator[StubHttpServer]:
+def stub_http_server(script: StubScript, port: int = 0) -> Iterator[StubHttpServer]:
     """Serves while the block runs."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:  # the name is the base's
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            reply = service.reply(Asked(self.path, headers, body))
+            reply = service.reply(StubRequest(self.path, headers, body))
             if reply.hold is not None:
                 reply.hold.wait()
             self.send_response(reply.status)
@@ -79,7 +79,7 @@ def stub_http_server(script: Script, port: int = 0) -> Iterator[StubHttpServer]:
             self.wfile.write(reply.body)
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         server.daemon_threads = True

@@ -10,14 +10,14 @@ from aiokafka import TopicPartition
 from aiokafka.errors import MessageSizeTooLargeError, ProducerFenced
 
 from rollmill.codec import Headers
-from rollmill.testing.memory_kafka.log import Fate, MemoryTransaction, PartitionLog
+from rollmill.testing.memory_kafka.log import MemoryTransaction, PartitionLog, TransactionStatus
 
 Offsets = dict[TopicPartition, int]
 
 
 @dataclass
-class _Owner:
-    """A transactional id: its newest epoch, and what is open under it."""
+class _TransactionalId:
+    """A transactional id: its newest epoch, and its open transaction."""
 
     epoch: int = 0
     transaction: MemoryTransaction | None = None
@@ -31,13 +31,13 @@ class MemoryBroker:
     def __init__(self, limits: Mapping[str, int] | None = None) -> None:
         self.logs: defaultdict[TopicPartition, PartitionLog] = defaultdict(PartitionLog)
         self.offsets: defaultdict[str, Offsets] = defaultdict(dict)
-        self._owners: defaultdict[str, _Owner] = defaultdict(_Owner)
+        self._owners: defaultdict[str, _TransactionalId] = defaultdict(_TransactionalId)
         self._limits = dict(limits or {})
 
     def register(self, transactional_id: str) -> int:
-        """A producer starts: whoever had the id is fenced, and what it left open is aborted. The new epoch."""
+        """A producer starts: the previous one with this id is fenced, its open transaction aborted. The new epoch."""
         owner = self._owners[transactional_id]
-        self._finish(owner, Fate.ABORTED)
+        self._finish(owner, TransactionStatus.ABORTED)
         owner.epoch += 1
         return owner.epoch
 
@@ -64,36 +64,41 @@ class MemoryBroker:
         owner = self._current(transactional_id, epoch)
         owner.offsets.setdefault(group, {}).update(offsets)
 
-    def finish(self, transactional_id: str, epoch: int, fate: Fate) -> None:
+    def finish(self, transactional_id: str, epoch: int, status: TransactionStatus) -> None:
         """Commit or abort. Raises ProducerFenced."""
-        self._finish(self._current(transactional_id, epoch), fate)
+        self._finish(self._current(transactional_id, epoch), status)
 
     def expire(self, transactional_id: str) -> None:
-        """The transaction timeout has passed: what is open is aborted, and its producer fenced."""
+        """The transaction timeout has passed: an open transaction is aborted, and its producer fenced."""
         if self._owners[transactional_id].transaction is not None:
             self.register(transactional_id)
 
     def produce(
-        self, partition: TopicPartition, key: bytes, value: bytes | None, *, fate: Fate = Fate.COMMITTED
+        self,
+        partition: TopicPartition,
+        key: bytes,
+        value: bytes | None,
+        *,
+        status: TransactionStatus = TransactionStatus.COMMITTED,
     ) -> None:
-        """A record from somebody else, in a transaction of its own."""
+        """Append a record of another producer, in a transaction of its own."""
         transaction = MemoryTransaction()
         self.logs[partition].append(key, value, (), transaction)
-        transaction.fate = fate
+        transaction.status = status
         self.logs[partition].finish(transaction)
 
-    def _current(self, transactional_id: str, epoch: int) -> _Owner:
+    def _current(self, transactional_id: str, epoch: int) -> _TransactionalId:
         owner = self._owners[transactional_id]
         if owner.epoch != epoch:
             raise ProducerFenced
         return owner
 
-    def _finish(self, owner: _Owner, fate: Fate) -> None:
+    def _finish(self, owner: _TransactionalId, status: TransactionStatus) -> None:
         if owner.transaction is not None:
-            owner.transaction.fate = fate
+            owner.transaction.status = status
             for partition in owner.touched:
                 self.logs[partition].finish(owner.transaction)
-        if fate is Fate.COMMITTED:
+        if status is TransactionStatus.COMMITTED:
             for group, offsets in owner.offsets.items():
                 self.offsets[group].update(offsets)
         owner.transaction = None

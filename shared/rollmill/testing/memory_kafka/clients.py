@@ -1,4 +1,4 @@
-"""The place that makes clients, for one process on a broker in memory."""
+"""The client factory of one process on a broker in memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rollmill.testing.memory_kafka.producer import MemoryProducer
 
 
 class MemoryKafkaClients(KafkaClients):
-    """What a process is given in the place of `KafkaClients`."""
+    """Replaces `KafkaClients` in a process under test."""
 
-    def __init__(self, settings: KafkaSettings, broker: MemoryBroker, line: NetworkLink) -> None:
+    def __init__(self, settings: KafkaSettings, broker: MemoryBroker, link: NetworkLink) -> None:
         super().__init__(settings)
-        self._broker, self._line = broker, line
+        self._broker, self._link = broker, link
 
     def producer(self, transactional_id: str | None = None, *, linger_ms: int = 0) -> Any:  # noqa: ARG002
         if transactional_id is None:
-            raise ValueError("the broker in memory knows transactional producers only")
-        return MemoryProducer(self._broker, self._line, transactional_id)
+            raise ValueError("the broker in memory has transactional producers only")
+        return MemoryProducer(self._broker, self._link, transactional_id)
 
     def consumer(self, *, group_id: str | None = None, reset: str = "none") -> Any:  # noqa: ARG002  # positions are set
-        return MemoryConsumer(self._broker, self._line, group_id)
+        return MemoryConsumer(self._broker, self._link, group_id)

@@ -9,25 +9,25 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
 from rollmill.testing.memory_kafka.broker import MemoryBroker
-from rollmill.testing.memory_kafka.log import Entry
+from rollmill.testing.memory_kafka.log import LogEntry
 from rollmill.testing.memory_kafka.network_link import NetworkLink
 
-Found = dict[TopicPartition, list[ConsumerRecord]]
+RecordsByPartition = dict[TopicPartition, list[ConsumerRecord]]
 
 
 class MemoryConsumer:
     """Without a group to rebalance; ``group_id`` is for `committed`."""
 
-    def __init__(self, broker: MemoryBroker, line: NetworkLink, group_id: str | None) -> None:
-        self._broker, self._line, self._group_id = broker, line, group_id
+    def __init__(self, broker: MemoryBroker, link: NetworkLink, group_id: str | None) -> None:
+        self._broker, self._link, self._group_id = broker, link, group_id
         self._positions: dict[TopicPartition, int] = {}
         self._highs: dict[TopicPartition, int] = {}
 
     async def start(self) -> None:
-        await self._line.call("look", lambda: None)
+        await self._link.call("look", lambda: None)
 
     async def stop(self) -> None:
-        """Nothing is left behind."""
+        """Has nothing to release."""
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         self._positions = dict.fromkeys(partitions, 0)
@@ -45,26 +45,28 @@ class MemoryConsumer:
         return self._highs.get(partition)
 
     async def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._line.call("look", lambda: {item: self._broker.logs[item].start for item in partitions})
+        return await self._link.call("look", lambda: {item: self._broker.logs[item].start for item in partitions})
 
     async def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """The last stable offsets: a committed reader is told of nothing behind them."""
+        """The last stable offsets: where reading with read_committed ends."""
         logs = self._broker.logs
-        return await self._line.call("look", lambda: {item: logs[item].last_stable() for item in partitions})
+        return await self._link.call("look", lambda: {item: logs[item].last_stable() for item in partitions})
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        return await self._line.call("look", lambda: self._broker.offsets[self._group_id or ""].get(partition))
+        return await self._link.call("look", lambda: self._broker.offsets[self._group_id or ""].get(partition))
 
-    async def getmany(self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None) -> Found:
+    async def getmany(
+        self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
+    ) -> RecordsByPartition:
         wanted = partitions or tuple(self._positions)
-        found = await self._line.call("fetch", lambda: self._read(wanted, max_records))
+        found = await self._link.call("fetch", lambda: self._read(wanted, max_records))
         if found or not timeout_ms:
             return found
         await asyncio.sleep(timeout_ms / 1000)
-        return await self._line.call("fetch", lambda: self._read(wanted, max_records))
+        return await self._link.call("fetch", lambda: self._read(wanted, max_records))
 
-    def _read(self, partitions: Sequence[TopicPartition], max_records: int | None) -> Found:
-        found: Found = {}
+    def _read(self, partitions: Sequence[TopicPartition], max_records: int | None) -> RecordsByPartition:
+        found: RecordsByPartition = {}
         left = max_records
         for partition in partitions:
             entries = self._read_one(partition, left)
@@ -73,7 +75,7 @@ class MemoryConsumer:
                 left = None if left is None else left - len(entries)
         return found
 
-    def _read_one(self, partition: TopicPartition, limit: int | None) -> Sequence[Entry]:
+    def _read_one(self, partition: TopicPartition, limit: int | None) -> Sequence[LogEntry]:
         log = self._broker.logs[partition]
         if self._positions[partition] < log.start:
             raise OffsetOutOfRangeError({partition: self._positions[partition]})
@@ -84,7 +86,7 @@ class MemoryConsumer:
         return entries
 
 
-def _record(partition: TopicPartition, entry: Entry) -> ConsumerRecord:
+def _record(partition: TopicPartition, entry: LogEntry) -> ConsumerRecord:
     key, value = entry.key, entry.value
     return ConsumerRecord(
         topic=partition.topic,

@@ -10,7 +10,7 @@ from enum import StrEnum
 from rollmill.codec import Headers
 
 
-class Fate(StrEnum):
+class TransactionStatus(StrEnum):
     """Of a transaction."""
 
     OPEN = "open"
@@ -20,14 +20,14 @@ class Fate(StrEnum):
 
 @dataclass(eq=False)
 class MemoryTransaction:
-    """What its records share."""
+    """Shared by the records of one transaction."""
 
-    fate: Fate = Fate.OPEN
+    status: TransactionStatus = TransactionStatus.OPEN
 
 
 @dataclass(frozen=True)
-class Entry:
-    """``transaction`` None: written outside of any. ``marker``: the end of one, which no reader sees."""
+class LogEntry:
+    """``transaction`` None: written outside of any. ``marker``: ends a transaction; no reader receives it."""
 
     offset: int
     key: bytes | None
@@ -37,15 +37,15 @@ class Entry:
     marker: bool = False
 
     @property
-    def fate(self) -> Fate:
-        return Fate.COMMITTED if self.transaction is None else self.transaction.fate
+    def status(self) -> TransactionStatus:
+        return TransactionStatus.COMMITTED if self.transaction is None else self.transaction.status
 
 
 class PartitionLog:
     """``start`` is its first offset, ``end`` the next one to be written."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
         self._open: dict[MemoryTransaction, int] = {}
         self.start = self.end = 0
 
@@ -55,25 +55,25 @@ class PartitionLog:
         """The offset that the record got."""
         if transaction is not None:
             self._open.setdefault(transaction, self.end)
-        return self._add(Entry(self.end, key, value, headers, transaction))
+        return self._add(LogEntry(self.end, key, value, headers, transaction))
 
     def finish(self, transaction: MemoryTransaction) -> None:
-        """The marker of a transaction that has met its fate."""
+        """Append the marker of a transaction that was committed or aborted."""
         del self._open[transaction]
-        self._add(Entry(self.end, None, None, (), transaction, marker=True))
+        self._add(LogEntry(self.end, None, None, (), transaction, marker=True))
 
     def last_stable(self) -> int:
-        """Where a committed read ends: the first record whose fate is open."""
+        """Where a committed read ends: the first record of an open transaction."""
         return min(self._open.values(), default=self.end)
 
-    def read(self, position: int, limit: int | None) -> tuple[list[Entry], int]:
+    def read(self, position: int, limit: int | None) -> tuple[list[LogEntry], int]:
         """At most ``limit`` committed records from ``position`` on, and the position after them.
 
-        A read that ends by its limit stops right behind its last record, one that does not passes the markers, too.
+        A read that reaches its limit stops right after its last record; any other also passes the markers that follow.
         """
-        found: list[Entry] = []
+        found: list[LogEntry] = []
         for entry in self._from(position):
-            if entry.marker or entry.fate is not Fate.COMMITTED:
+            if entry.marker or entry.status is not TransactionStatus.COMMITTED:
                 continue
             if len(found) == limit:
                 break
@@ -81,8 +81,8 @@ class PartitionLog:
         full = limit is not None and len(found) == limit and limit > 0
         return found, found[-1].offset + 1 if full else max(position, self.last_stable())
 
-    def committed(self) -> Sequence[Entry]:
-        """Everything that a committed read from the start would see."""
+    def committed(self) -> Sequence[LogEntry]:
+        """All entries that a committed read from the start returns."""
         return self.read(self.start, None)[0]
 
     def delete_before(self, offset: int) -> None:
@@ -99,12 +99,12 @@ class PartitionLog:
             if entry.offset >= stable or (newest.get(entry.key) == entry.offset and entry.value is not None)
         ]
 
-    def _from(self, position: int) -> Sequence[Entry]:
+    def _from(self, position: int) -> Sequence[LogEntry]:
         first = bisect_left(self._entries, position, key=lambda entry: entry.offset)
         last = bisect_left(self._entries, self.last_stable(), key=lambda entry: entry.offset)
         return self._entries[first:last]
 
-    def _add(self, entry: Entry) -> int:
+    def _add(self, entry: LogEntry) -> int:
         self._entries.append(entry)
         self.end += 1
         return entry.offset

@@ -1,4 +1,4 @@
-"""What lies between a process and the broker: time, cuts, lost requests and answers, and the process's own death."""
+"""The network between one process and the broker: latency, cuts, lost requests and answers, kills."""
 
 from __future__ import annotations
 
@@ -15,85 +15,88 @@ T = TypeVar("T")
 LATE_SECONDS = 30.0
 
 
-class Fault(StrEnum):
+class LinkFault(StrEnum):
     """What happens to one call."""
 
     REQUEST_LOST = "request lost"
-    """Nothing is done, and the caller is told that it failed."""
+    """The broker does nothing, and the call fails."""
     ANSWER_LOST = "answer lost"
-    """It is done, and the caller is told that it failed."""
+    """The broker does it, and the call fails."""
     SILENT = "silent"
-    """Nothing is done, and the caller waits."""
+    """The broker does nothing, and the caller waits."""
     LATE = "late"
-    """The caller waits, and it is done half a minute later."""
+    """The caller waits, and the broker does it `LATE_SECONDS` later."""
     KILLED_BEFORE = "killed before"
     KILLED_AFTER = "killed after"
 
 
 class ProcessKilledError(BaseException):
-    """Raised in a process that is dead, wherever it would go on; no handler of its own stops it."""
+    """Raised in a killed process wherever it would continue; no ``except Exception`` catches it."""
 
 
 class NetworkLink:
-    """One process's way to the broker. ``seconds``: of one call. ``armed``: the fault of the next call by its name.
+    """One process's connection to the broker. ``seconds``: of one call. ``armed``: by name, the fault of the next call.
 
-    Names are ``start``, ``send``, ``offsets``, ``commit``, ``abort``, ``fetch``, and ``look`` for all else that reads.
+    Names are ``start``, ``send``, ``offsets``, ``commit``, ``abort``, ``fetch``, and ``look`` for all other reads.
     """
 
     def __init__(self, seconds: float = 0.002) -> None:
         self._seconds = seconds
-        self._passing = asyncio.Event()
-        self._passing.set()
-        self.armed: dict[str, Fault] = {}
-        self.dead = False
+        self._connected = asyncio.Event()
+        self._connected.set()
+        self.armed: dict[str, LinkFault] = {}
+        self.killed = False
 
     def cut(self) -> None:
-        """Nothing passes until `mend`."""
-        self._passing.clear()
+        """All calls wait until `mend`."""
+        self._connected.clear()
 
     def mend(self) -> None:
-        self._passing.set()
+        self._connected.set()
 
     def kill(self) -> None:
-        """The process does nothing more."""
-        self.dead = True
+        """Kill the process: every call raises ProcessKilledError from now on."""
+        self.killed = True
         self.mend()
 
     async def call(self, name: str, effect: Callable[[], T]) -> T:
-        """``effect`` at the broker, there and back. Raises what it raises, RequestTimedOutError, ProcessKilledError."""
-        await self._passes()
+        """Run ``effect`` at the broker, with latency both ways.
+
+        Raises RequestTimedOutError, ProcessKilledError, and what ``effect`` raises.
+        """
+        await self._transit()
         fault = self.armed.pop(name, None)
-        if fault in (Fault.KILLED_BEFORE, Fault.REQUEST_LOST):
+        if fault in (LinkFault.KILLED_BEFORE, LinkFault.REQUEST_LOST):
             self._fail(fault)
-        if fault in (Fault.SILENT, Fault.LATE):
-            await self._never(effect, fault)
+        if fault in (LinkFault.SILENT, LinkFault.LATE):
+            await self._hang(effect, fault)
         found = effect()
         if fault is not None:
             self._fail(fault)
-        await self._passes()
+        await self._transit()
         return found
 
-    async def _passes(self) -> None:
+    async def _transit(self) -> None:
         await asyncio.sleep(self._seconds / 2)
-        await self._passing.wait()
-        if self.dead:
+        await self._connected.wait()
+        if self.killed:
             raise ProcessKilledError
 
-    def _fail(self, fault: Fault | None) -> NoReturn:
-        if fault in (Fault.KILLED_BEFORE, Fault.KILLED_AFTER):
+    def _fail(self, fault: LinkFault | None) -> NoReturn:
+        if fault in (LinkFault.KILLED_BEFORE, LinkFault.KILLED_AFTER):
             self.kill()
             raise ProcessKilledError
         raise RequestTimedOutError
 
-    async def _never(self, effect: Callable[[], T], fault: Fault | None) -> NoReturn:
-        if fault is Fault.LATE:
-            asyncio.get_running_loop().call_later(LATE_SECONDS, _at_last, effect)
+    async def _hang(self, effect: Callable[[], T], fault: LinkFault | None) -> NoReturn:
+        if fault is LinkFault.LATE:
+            asyncio.get_running_loop().call_later(LATE_SECONDS, _run_late, effect)
         while True:
             await asyncio.sleep(LATE_SECONDS)
-            if self.dead:
+            if self.killed:
                 raise ProcessKilledError
 
 
-def _at_last(effect: Callable[[], object]) -> None:
-    with suppress(KafkaError):  # nobody hears of it
+def _run_late(effect: Callable[[], object]) -> None:
+    with suppress(KafkaError):  # the caller has given up
         effect()

@@ -1,4 +1,4 @@
-"""aiokafka's transactional producer as the engine uses it, with the habits of the real one."""
+"""aiokafka's transactional producer as the engine uses it, with the quirks of the real one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aiokafka.structs import RecordMetadata
 
 from rollmill.codec import Headers
 from rollmill.testing.memory_kafka.broker import MemoryBroker
-from rollmill.testing.memory_kafka.log import Fate
+from rollmill.testing.memory_kafka.log import TransactionStatus
 from rollmill.testing.memory_kafka.network_link import NetworkLink
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _QueuedRecord:
     partition: TopicPartition
     key: bytes | None
     value: bytes | None
@@ -28,21 +28,21 @@ class _Waiting:
 
 
 class MemoryProducer:
-    """Commits although a send failed; is finished once fenced; its queue is delivered by a task of its own."""
+    """As aiokafka: commits although a send failed, is unusable once fenced, sends its queue in a task of its own."""
 
-    def __init__(self, broker: MemoryBroker, line: NetworkLink, transactional_id: str) -> None:
-        self._broker, self._line, self._id = broker, line, transactional_id
+    def __init__(self, broker: MemoryBroker, link: NetworkLink, transactional_id: str) -> None:
+        self._broker, self._link, self._id = broker, link, transactional_id
         self._epoch = 0
         self._in_transaction = self._finished = False
-        self._queue: list[_Waiting] = []
-        self._broken: set[TopicPartition] = set()
+        self._queue: list[_QueuedRecord] = []
+        self._out_of_sequence: set[TopicPartition] = set()
         self._message_accumulator = self
         self._sender = self
         self.client = self
         self.sender_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._epoch = await self._line.call("start", lambda: self._broker.register(self._id))
+        self._epoch = await self._link.call("start", lambda: self._broker.register(self._id))
 
     async def begin_transaction(self) -> None:
         self._check_usable()
@@ -63,7 +63,7 @@ class MemoryProducer:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[RecordMetadata] = loop.create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._queue.append(_Waiting(TopicPartition(topic, partition or 0), key, value, tuple(headers), future))
+        self._queue.append(_QueuedRecord(TopicPartition(topic, partition or 0), key, value, tuple(headers), future))
         if self.sender_task is None or self.sender_task.done():
             self.sender_task = loop.create_task(self._deliver())
         return future
@@ -73,31 +73,31 @@ class MemoryProducer:
         await self._call("offsets", lambda: self._broker.add_offsets(self._id, self._epoch, group_id, dict(offsets)))
 
     async def commit_transaction(self) -> None:
-        await self._end("commit", Fate.COMMITTED)
+        await self._end("commit", TransactionStatus.COMMITTED)
 
     async def abort_transaction(self) -> None:
-        await self._end("abort", Fate.ABORTED)
+        await self._end("abort", TransactionStatus.ABORTED)
 
     async def stop(self) -> None:
         await self._flushed()
         self._finished = True
 
     async def close(self) -> None:
-        """Of the client under it."""
+        """The client of aiokafka has this method, and the engine calls it; this object is its own client."""
 
     def fail_all(self, error: BaseException) -> None:
-        """Of the accumulator under it: nothing that waits is ever sent."""
-        waiting, self._queue = self._queue, []
-        _fail(waiting, error)
+        """The accumulator of aiokafka has this method: the queued records are failed and never sent."""
+        queued, self._queue = self._queue, []
+        _fail(queued, error)
 
     def _check_usable(self) -> None:
         if self._finished:
             raise AssertionError("Invalid state transition TransactionState.FATAL_ERROR")
 
-    async def _end(self, name: str, fate: Fate) -> None:
+    async def _end(self, name: str, status: TransactionStatus) -> None:
         self._check_usable()
         await self._flushed()
-        await self._call(name, lambda: self._broker.finish(self._id, self._epoch, fate))
+        await self._call(name, lambda: self._broker.finish(self._id, self._epoch, status))
         self._in_transaction = False
 
     async def _flushed(self) -> None:
@@ -106,42 +106,42 @@ class MemoryProducer:
 
     async def _call(self, name: str, effect: Any) -> Any:
         try:
-            return await self._line.call(name, effect)
+            return await self._link.call(name, effect)
         except Fenced:
             self._finished = True
             raise
 
     async def _deliver(self) -> None:
-        """Requests of all that waits, one at a time."""
+        """Send all queued records, one request at a time."""
         while self._queue:
-            waiting, self._queue = self._queue, []
+            queued, self._queue = self._queue, []
             try:
-                await self._call("send", lambda: self._append(waiting))  # noqa: B023  # called before the next turn
-            except BaseException as error:  # noqa: BLE001  # whoever waits for a record has to know, death included
-                _fail(waiting, error)
+                await self._call("send", lambda: self._append(queued))  # noqa: B023  # called before the next iteration
+            except BaseException as error:  # noqa: BLE001  # the futures must end, also when the process is killed
+                _fail(queued, error)
 
-    def _append(self, waiting: Sequence[_Waiting]) -> None:
-        """A refused record breaks its partition: what follows it there is out of order."""
-        for item in waiting:
-            if item.partition in self._broken:
+    def _append(self, queued: Sequence[_QueuedRecord]) -> None:
+        """After a refused record, later ones to its partition are out of sequence."""
+        for item in queued:
+            if item.partition in self._out_of_sequence:
                 _fail([item], OutOfOrderSequenceNumber())
                 continue
             try:
                 offset = self._broker.append(self._id, self._epoch, item.partition, item.key, item.value, item.headers)
             except MessageSizeTooLargeError as error:
-                self._broken.add(item.partition)
+                self._out_of_sequence.add(item.partition)
                 _fail([item], error)
             else:
-                _answer(item, offset)
+                _acknowledge(item, offset)
 
 
-def _answer(item: _Waiting, offset: int) -> None:
+def _acknowledge(item: _QueuedRecord, offset: int) -> None:
     if not item.future.done():
         where = item.partition
         item.future.set_result(RecordMetadata(where.topic, where.partition, where, offset, None, 0, None))
 
 
-def _fail(waiting: Sequence[_Waiting], error: BaseException) -> None:
-    for item in waiting:
+def _fail(queued: Sequence[_QueuedRecord], error: BaseException) -> None:
+    for item in queued:
         if not item.future.done():
             item.future.set_exception(error if isinstance(error, Exception) else KafkaError(repr(error)))

@@ -1,4 +1,4 @@
-"""Batches by hand: traces in, records of the topic ``batches`` out, as a batcher would write them."""
+"""Batches made by hand: traces in, records of the topic ``batches`` out, as a batcher would write them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _rows(ranks: Steps) -> Iterator[TraceRow]:
 
 
 def _groups(ranks: Steps) -> tuple[GroupRow, ...]:
-    """In the order of their ids; every rollout counts."""
+    """In the order of their ids; all rollouts of a group are in its statistics."""
     rewards: dict[str, dict[str, float]] = {}
     for trace in (trace for batches in ranks for traces in batches for trace in traces):
         rewards.setdefault(trace.group_id, {})[trace.session_id] = trace.reward
@@ -112,7 +112,7 @@ def _value(
 
 
 def _indices(rows: Sequence[int], table: Sequence[TraceRow]) -> dict[str, npt.NDArray[Any]]:
-    """Of the group and of the rollout of each trace; -1 in a filler, which has no rows."""
+    """Indices of the group and of the rollout of each trace; -1 in a filler, which has no rows."""
     groups = sorted({row.group_id for row in table})
     rollouts = list(dict.fromkeys(row.session_id for row in table))
     return {

@@ -1,4 +1,4 @@
-"""Messages of a topic in a file: each 8 bytes of little-endian length, then the value as it lay in the log."""
+"""Messages of a topic in a file: for each, 8 bytes of little-endian length, then the value as it was in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small git repositories for tests, and the patches that an agent would hand in for them."""
+"""Small git repositories for tests, and the patches that an agent would submit for them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Repository:
         repository.git("commit", "--quiet", "--message", "Begin")
         return repository
 
-    def git(self, *words: str) -> str:
+    def git(self, *arguments: str) -> str:
         """The output of a git command in the repository. Raises CalledProcessError."""
-        done = subprocess.run(("git", *IDENTITY, *words), cwd=self.path, check=True, capture_output=True, text=True)  # noqa: S603, S607  # the tests own words
+        done = subprocess.run(("git", *IDENTITY, *arguments), cwd=self.path, check=True, capture_output=True, text=True)  # noqa: S603, S607  # fixed arguments of the tests
         return done.stdout
 
     def patch(self, files: Mapping[str, str | None]) -> str:
-        """The diff that writes ``files``, new ones included; None deletes. The repository stays as it was."""
+        """The diff that writes ``files``, new ones included; None deletes. The repository itself is not changed."""
         self._write(files)
         self.git("add", "--all")
         diff = self.git("diff", "--cached", "--binary")

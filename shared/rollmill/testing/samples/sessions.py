@@ -1,4 +1,4 @@
-"""Completion records and sessions for tests, from the few things that matter in a case."""
+"""Completion records and sessions for tests, from the few fields that matter in a case."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def choice(
     message: Message | None = None,
     **more: Any,
 ) -> SampledChoice:
-    """A sampled reply; log-probs are made up from the ids unless given, None for a reply without."""
+    """A sampled reply. ``logprobs``: made up from the ids unless given; None: the reply has none."""
     if isinstance(logprobs, str):
         logprobs = None if reply is None else [-(token % 97 + 1) / 128 for token in reply]
     return SampledChoice(
@@ -54,7 +54,7 @@ def completion(
     text: str | None = None,
     **more: Any,
 ) -> CompletionRecord:
-    """One call. ``reply`` is token ids, or choices made with `choice`; ``text`` is the reply as a message."""
+    """One call. ``reply``: token ids, or choices made with `choice`; ``text``: the reply as a message."""
     message = None if text is None else assistant(text)
     request = {"messages": messages, "tools": tools}
     return CompletionRecord(

@@ -1,4 +1,4 @@
-"""Trajectories by hand, as the reward-merger would write them."""
+"""Trajectories made by hand, as the reward-merger would write them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = PolicyVersion()
 
 @dataclass(frozen=True)
 class Reply:
-    """One sampled reply: its ids, version, and the tokens of context that follow it."""
+    """One sampled reply: its ids, its policy version, and the context tokens that follow it."""
 
     ids: tuple[int, ...] = (5, 6, 7)
     version: PolicyVersion = FIRST

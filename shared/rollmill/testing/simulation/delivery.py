@@ -1,4 +1,4 @@
-"""How events reach the topic: sessions interleaved, calls in any order, some again, some too late, some forged."""
+"""Events in the order of a topic: sessions interleaved, calls in any order, some repeated, late or forged."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from typing import Any
 
 from rollmill.models import CompletionRecord, SessionClosed, SessionExpired, SessionOpened, SessionSpec, StrategySpec
 from rollmill.testing.simulation.rng import chance
-from rollmill.testing.simulation.world import World, line
+from rollmill.testing.simulation.world import World, describe_record
 
 Event = SessionOpened | CompletionRecord | SessionClosed | SessionExpired
 
 
 @dataclass(frozen=True)
-class Post:
-    """The topic's records in order, and what is true of them."""
+class DeliveredEvents:
+    """The topic's records in order, and the expected treatment of each call."""
 
     events: tuple[Event, ...]
     accepted: dict[str, tuple[CompletionRecord, ...]]
-    """By session: the calls that came before its end."""
+    """By session: the calls delivered before its end."""
     late: dict[str, tuple[CompletionRecord, ...]]
-    """By session: the calls that came after its end."""
+    """By session: the calls delivered after its end."""
     forged: int
-    """Records with a known id and another content."""
+    """Number of records with a known id and different content."""
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
         """How hypothesis shows a topic."""
-        lines = [line(event) if isinstance(event, CompletionRecord) else f"  {event.type}" for event in self.events]
+        lines = [
+            describe_record(event) if isinstance(event, CompletionRecord) else f"  {event.type}"
+            for event in self.events
+        ]
         marked = [f"{event.session_id}{text}" for event, text in zip(self.events, lines, strict=True)]
-        printer.text("\n".join(["Post, in order of arrival", *marked]))
+        printer.text("\n".join(["DeliveredEvents, in order of arrival", *marked]))
 
 
-def deliver(worlds: Sequence[World], builder: StrategySpec, rng: random.Random) -> Post:
-    """One topic of all worlds' sessions. Each is opened (as a rule) and closed; all calls come, in any order."""
+def deliver(worlds: Sequence[World], builder: StrategySpec, rng: random.Random) -> DeliveredEvents:
+    """One topic of all worlds' sessions. Each is (usually) opened, and closed; its calls are delivered in any order."""
     accepted: dict[str, tuple[CompletionRecord, ...]] = {}
     late: dict[str, tuple[CompletionRecord, ...]] = {}
     queues, forged = [], 0
@@ -45,19 +48,22 @@ def deliver(worlds: Sequence[World], builder: StrategySpec, rng: random.Random) 
         forgeries = [_forged(record) for record in records[:kept] if chance(rng, 0.05)]
         forged += len(forgeries)
         queues.append(
-            [*_living(world.session_id, builder, records[:kept], forgeries, rng), *_ending(records, kept, rng)]
+            [
+                *_open_session(world.session_id, builder, records[:kept], forgeries, rng),
+                *_after_close(records, kept, rng),
+            ]
         )
-    return Post(tuple(_interleaved(queues, rng)), accepted, late, forged)
+    return DeliveredEvents(tuple(_interleaved(queues, rng)), accepted, late, forged)
 
 
-def _living(
+def _open_session(
     session_id: str,
     builder: StrategySpec,
     records: Sequence[CompletionRecord],
     forgeries: Sequence[CompletionRecord],
     rng: random.Random,
 ) -> list[Event]:
-    """An open session: repeats and forgeries come after the record that they are taken for."""
+    """Events up to the close; repeats and forgeries come after the record with their id."""
     again = [*(record for record in records if chance(rng, 0.15)), *forgeries]
     events: list[Event] = [*records, *rng.sample(again, len(again))]
     if chance(rng, 0.9):
@@ -66,8 +72,8 @@ def _living(
     return [*events, SessionClosed(session_id=session_id, at=500.0)]
 
 
-def _ending(records: Sequence[CompletionRecord], kept: int, rng: random.Random) -> list[Event]:
-    """After the end: the calls that come late, some of them twice, and some that are known."""
+def _after_close(records: Sequence[CompletionRecord], kept: int, rng: random.Random) -> list[Event]:
+    """Events after the close: late calls, some of them twice, and repeats of accepted ones."""
     late = list(records[kept:])
     events: list[Event] = [*late, *(record for record in late if chance(rng, 0.3))]
     events += [record for record in records[:kept] if chance(rng, 0.1)]

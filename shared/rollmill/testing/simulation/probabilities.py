@@ -1,4 +1,4 @@
-"""How the people and machines of a world behave: the probability of everything that can happen."""
+"""The probability of each thing that can happen in a world, and named profiles of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Probabilities:
-    """All are probabilities per call unless said otherwise."""
+    """Per call, unless noted otherwise."""
 
     drifts: float = 0.0
     """The policy samples another token form than the tokenizer's own."""
@@ -20,13 +20,13 @@ class Probabilities:
     truncates: float = 0.0
     stop_strings: float = 0.0
     hides_stops: float = 0.0
-    """The engine does not say that a stop string ended the reply."""
+    """The engine does not report that a stop string ended the reply."""
     edits: float = 0.0
     """The client changes a reply before it sends it back."""
     starts: float = 0.0
     """Another agent begins."""
     switches: float = 0.0
-    """Another agent than the last one goes on."""
+    """An agent other than the last one continues."""
     forks: float = 0.0
     retries: float = 0.0
     many: float = 0.0
@@ -34,14 +34,14 @@ class Probabilities:
     compacts: float = 0.0
     changes: float = 0.0
     """Tools or system prompt change."""
-    goes_on: float = 0.0
-    """A reply that was cut off is gone on with, token by token, instead of being sent back as a message."""
+    continues: float = 0.0
+    """A truncated reply is continued token by token, instead of being sent back as a message."""
     loses: float = 0.0
-    """Ids, prompt ids, log-probs, messages: each of them."""
+    """Each of ids, prompt ids, log-probs and messages is missing."""
     fails: float = 0.0
     aux: float = 0.0
     bumps: float = 0.0
-    """The policy's version goes up before the call, or within it."""
+    """The policy's version increases before the call, or within it."""
     other_policy: float = 0.0
     odd_clock: float = 0.0
     """Times are missing, equal or behind."""
@@ -58,9 +58,15 @@ _AGENTS = {
     "changes": 0.05,
 }
 _TROUBLE = {"edits": 0.1, "loses": 0.05, "fails": 0.08, "aux": 0.08, "odd_clock": 0.1, "other_policy": 0.03}
-_ODDITIES = {"stop_strings": 0.1, "hides_stops": 0.2, "samples_end_inside": 0.05, "odd_template": 0.15, "goes_on": 0.3}
+_ODDITIES = {
+    "stop_strings": 0.1,
+    "hides_stops": 0.2,
+    "samples_end_inside": 0.05,
+    "odd_template": 0.15,
+    "continues": 0.3,
+}
 
-HABITS: dict[str, Probabilities] = {
+PROFILES: dict[str, Probabilities] = {
     "calm": Probabilities(calls_tools=0.3, bumps=0.2),
     "drifting": Probabilities(**{**_SAMPLING, "drifts": 0.6, "edits": 0.2, "truncates": 0.2}),
     "branching": Probabilities(**_SAMPLING, **{name: 2 * value for name, value in _AGENTS.items()}),
@@ -69,4 +75,4 @@ HABITS: dict[str, Probabilities] = {
     "odd": Probabilities(**_SAMPLING, **{name: 2 * value for name, value in _ODDITIES.items()}),
     "wild": Probabilities(**_SAMPLING, **_AGENTS, **_TROUBLE, **_ODDITIES),
 }
-"""Named habits, from one agent without any trouble to everything at once."""
+"""From one agent without any trouble (``calm``) to everything at once (``wild``)."""

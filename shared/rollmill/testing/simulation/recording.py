@@ -1,10 +1,11 @@
-"""What capture writes of a call: not always everything, and not always on time."""
+"""The record that capture would write of a call: with missing fields, failures and odd times, by probability."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from rollmill.models import (
     CallKind,
@@ -16,86 +17,95 @@ from rollmill.models import (
     VersionRun,
 )
 from rollmill.testing.samples.sessions import Message, choice, completion
-from rollmill.testing.simulation.engine import Reply
+from rollmill.testing.simulation.engine import SampledReply
 from rollmill.testing.simulation.probabilities import Probabilities
 from rollmill.testing.simulation.rng import chance
-
-if TYPE_CHECKING:
-    from rollmill.testing.simulation.world import World
 
 NO_LOGPROB = -9999.0
 FAILURES = (CallStatus.ERROR, CallStatus.INCOMPLETE, CallStatus.CLIENT_GONE)
 
 
+@dataclass(frozen=True)
+class CallContext:
+    """What a record takes from the world. ``number``: of the call, from 0; ``version``: of the policy."""
+
+    session_id: str
+    number: int
+    version: PolicyVersion
+    probabilities: Probabilities
+
+
 def record_of(
-    world: World,
+    call: CallContext,
     prompt: list[int],
     messages: Sequence[Message] | None,
     tools: Sequence[Message],
-    replies: Sequence[Reply],
+    replies: Sequence[SampledReply],
     rng: random.Random,
 ) -> CompletionRecord:
     """The record of one call."""
-    habits, number = world.habits, len(world.records)
-    status = rng.choice(FAILURES) if chance(rng, habits.fails) else CallStatus.OK
-    choices = [_choice(reply, index, world.version, habits, rng) for index, reply in enumerate(replies)]
+    probabilities, number = call.probabilities, call.number
+    status = rng.choice(FAILURES) if chance(rng, probabilities.fails) else CallStatus.OK
+    choices = [_choice(reply, index, call.version, probabilities, rng) for index, reply in enumerate(replies)]
     if status is CallStatus.ERROR and chance(rng, 0.5):
         choices = []
-    known = not chance(rng, habits.loses) and messages is not None
+    known = not chance(rng, probabilities.loses) and messages is not None
     record = completion(
         f"c{number:03d}",
-        None if chance(rng, habits.loses) else prompt,
+        None if chance(rng, probabilities.loses) else prompt,
         choices or None,
-        at=_time(number, habits, rng),
-        session_id=world.session_id,
+        at=_time(number, probabilities, rng),
+        session_id=call.session_id,
         messages=list(messages or ()) if known else None,
         tools=list(tools) or None if known else None,
-        kind=CallKind.AUX if chance(rng, habits.aux) else CallKind.AGENT,
+        kind=CallKind.AUX if chance(rng, probabilities.aux) else CallKind.AGENT,
         status=status,
-        policy=_policy(world.version, choices, habits, rng),
+        policy=_policy(call.version, choices, probabilities, rng),
         usage_completion_tokens=_usage(replies, rng),
-        fingerprint=rng.choice(("m1", None)) if chance(rng, habits.loses) else "m1",
+        fingerprint=rng.choice(("m1", None)) if chance(rng, probabilities.loses) else "m1",
     )
     return record if choices else record.model_copy(update={"choices": ()})
 
 
 def _choice(
-    reply: Reply, index: int, version: PolicyVersion, habits: Probabilities, rng: random.Random
+    reply: SampledReply, index: int, version: PolicyVersion, probabilities: Probabilities, rng: random.Random
 ) -> SampledChoice:
-    ids = None if chance(rng, habits.loses) else reply.ids
+    ids = None if chance(rng, probabilities.loses) else reply.ids
     more: dict[str, Any] = {} if reply.stop is None else {"stop_reason": reply.stop}
-    if chance(rng, habits.loses):
+    if chance(rng, probabilities.loses):
         more |= {"trainable": False, "untrainable_reason": "ids_differ_from_usage: by one"}
-    if ids and len(ids) > 1 and chance(rng, habits.bumps):
+    if ids and len(ids) > 1 and chance(rng, probabilities.bumps):
         at = rng.randint(1, len(ids) - 1)
         later = PolicyVersion(version.epoch, version.version + 1)
         more["versions"] = (VersionRun(version, at), VersionRun(later, len(ids) - at))
-    message = None if chance(rng, habits.loses) else reply.message
-    logprobs = _logprobs(ids, habits, rng)
+    message = None if chance(rng, probabilities.loses) else reply.message
+    logprobs = _logprobs(ids, probabilities, rng)
     return choice(ids, index=index, logprobs=logprobs, finish=reply.finish, message=message, **more)
 
 
-def _logprobs(ids: Sequence[int] | None, habits: Probabilities, rng: random.Random) -> list[float] | None:
-    if ids is None or chance(rng, habits.loses):
+def _logprobs(ids: Sequence[int] | None, probabilities: Probabilities, rng: random.Random) -> list[float] | None:
+    if ids is None or chance(rng, probabilities.loses):
         return None
     found = [-round(rng.random() * 8, 3) for _ in ids]
-    if found and chance(rng, habits.loses):
+    if found and chance(rng, probabilities.loses):
         found[rng.randrange(len(found))] = NO_LOGPROB
     return found
 
 
 def _policy(
-    version: PolicyVersion, choices: Sequence[SampledChoice], habits: Probabilities, rng: random.Random
+    version: PolicyVersion, choices: Sequence[SampledChoice], probabilities: Probabilities, rng: random.Random
 ) -> PolicySpan:
     after = max([version, *(run.version for item in choices for run in item.versions or () if run.version)])
-    return PolicySpan(name="other" if chance(rng, habits.other_policy) else "policy", before=version, after=after)
+    return PolicySpan(
+        name="other" if chance(rng, probabilities.other_policy) else "policy", before=version, after=after
+    )
 
 
-def _time(number: int, habits: Probabilities, rng: random.Random) -> float:
-    if chance(rng, habits.odd_clock):
+def _time(number: int, probabilities: Probabilities, rng: random.Random) -> float:
+    if chance(rng, probabilities.odd_clock):
         return rng.choice((0.0, 100.0, 100.0 + rng.randint(0, number + 3)))
     return 101.0 + number
 
 
-def _usage(replies: Sequence[Reply], rng: random.Random) -> int | None:
+def _usage(replies: Sequence[SampledReply], rng: random.Random) -> int | None:
     return None if chance(rng, 0.2) else sum(len(reply.ids) for reply in replies)

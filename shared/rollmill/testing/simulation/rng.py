@@ -1,13 +1,14 @@
-"""Dice."""
+"""Random decisions of a simulation."""
 
 from __future__ import annotations
 
 import random
 
 
-def dice(seed: int) -> random.Random:
-    return random.Random(seed)  # noqa: S311  # play, no secret
+def seeded_rng(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311  # a simulation, no secret
 
 
 def chance(rng: random.Random, probability: float) -> bool:
+    """True with ``probability``."""
     return rng.random() < probability

@@ -1,4 +1,4 @@
-"""The chat template: messages to token ids, and a reply's ids to its message. Flags are what templates differ in."""
+"""The chat template: messages to token ids, and a reply's ids to its message. Its flags: how real ones differ."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ ROLES = {"system": tokens.SYSTEM, "user": tokens.USER, "assistant": tokens.ASSIS
 @dataclass(frozen=True)
 class Template:
     strips_thinking: bool = False
-    """Reasoning stands only in turns after the last user message."""
+    """Reasoning is rendered only in turns after the last user message."""
     scaffold: bool = False
-    """A generation prompt ends with an empty thought, which history does not show."""
+    """A generation prompt ends with an empty reasoning block, which history does not contain."""
     own_call_end: bool = False
-    """A turn that calls tools ends with a token of its own."""
+    """A turn that calls tools ends with a special end token."""
     doubles_end: bool = False
-    """History shows the end-of-turn token twice after an assistant turn."""
+    """History has the end-of-turn token twice after an assistant turn."""
     forgets_end: bool = False
-    """History shows no end-of-turn token after an assistant turn."""
+    """History has no end-of-turn token after an assistant turn."""
     trims: bool = False
-    """Blanks around a reply's text are cut off in history: another text, though the messages are the same."""
+    """White space around a reply's text is removed in history: the text differs although the messages are equal."""
     rewrites_arguments: bool = False
-    """History writes the arguments of tools in its own order: another text, too."""
+    """History sorts the arguments of tools: the text differs, too."""
 
     @property
     def faithful(self) -> bool:
-        """Whether history says what the messages say."""
+        """Whether history has the text of the messages."""
         return not (self.trims or self.rewrites_arguments)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
-        """The ids that a model is asked to go on from."""
+        """The prompt's ids, ready for the model's turn."""
         ids = [tokens.BOS]
         if tools:
             ids += [tokens.TOOLS, *encode("".join(tool["function"]["name"] for tool in tools)), tokens.NEWLINE]
@@ -65,7 +65,7 @@ class Template:
 
 
 def body(message: Message, write: Any, *, thinks: bool = True) -> list[int]:
-    """An assistant turn without its end; ``write`` turns text into ids."""
+    """An assistant turn's ids without its end; ``write`` encodes text."""
     ids: list[int] = []
     if message.get("reasoning_content") and thinks:
         ids += [tokens.THINK, *write(message["reasoning_content"]), tokens.UNTHINK]

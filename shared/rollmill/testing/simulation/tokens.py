@@ -1,7 +1,7 @@
 """The toy tokenizer: a few letters with two token forms each, and a token for every pair of them.
 
-``decode`` is many to one: "ab" is (a)(b), (a')(b), (ab)… The tokenizer's own choice, ``encode``, takes pairs from
-the left. A policy samples whatever form it likes.
+``decode`` is many to one: "ab" is (a)(b), (a')(b), (ab)… The canonical form, ``encode``, takes pairs from the left. A
+policy may sample any form.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _piece(token: int) -> str:
 
 
 def encode(text: str) -> list[int]:
-    """The tokenizer's own ids of a text: pairs from the left; special tokens written in a text are themselves.
+    """The canonical ids of a text: pairs from the left; ``<9>`` in a text becomes the special token 9.
 
-    What is neither (half a special token) has no ids.
+    Anything else (half a special token) has no ids.
     """
     ids: list[int] = []
     for special, letters in re.findall(rf"<(\d+)>|([{LETTERS}]{{1,2}})", text):
@@ -50,7 +50,7 @@ def _letters(text: str) -> int:
 
 
 def sampled(text: str, rng: random.Random) -> list[int]:
-    """Some ids of a text that need not be the tokenizer's own."""
+    """Ids of a text that may differ from the canonical ones."""
     ids: list[int] = []
     while text:
         size = min(rng.choice((1, 1, 2)), len(text))

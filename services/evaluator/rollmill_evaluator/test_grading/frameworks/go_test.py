@@ -8,18 +8,18 @@ from typing import Any
 
 import orjson
 
-from rollmill_evaluator.test_grading.frameworks.results import Results, Status, collected, lines_of
+from rollmill_evaluator.test_grading.frameworks.results import Results, Status, clean_lines, worst_statuses
 
 ACTIONS = {"pass": Status.PASSED, "fail": Status.FAILED, "skip": Status.SKIPPED}
-POINT = re.compile(r"^ *--- (?P<word>PASS|FAIL|SKIP): (?P<name>\S+) \(")
+POINT = re.compile(r"^ *--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(")
 PACKAGE = re.compile(r"^(?:ok|FAIL|---) *\t(?P<package>\S+)")
 
 
 def read(text: str, _report: bytes | None) -> Results:
     """Names as ``package::TestName/subtest``."""
-    lines = lines_of(text)
+    lines = clean_lines(text)
     events = [event for line in lines if line.startswith("{") and (event := _event(line)) is not None]
-    return collected(_from_events(events) if events else _from_lines(lines))
+    return worst_statuses(_from_events(events) if events else _from_lines(lines))
 
 
 def _event(line: str) -> dict[str, Any] | None:
@@ -41,7 +41,7 @@ def _from_lines(lines: list[str]) -> Iterator[tuple[str, Status]]:
     waiting: list[tuple[str, Status]] = []
     for line in lines:
         if point := POINT.match(line):
-            waiting.append((point["name"], ACTIONS[point["word"].lower()]))
+            waiting.append((point["name"], ACTIONS[point["status"].lower()]))
         elif package := PACKAGE.match(line):
             yield from ((f"{package['package']}::{name}", status) for name, status in waiting)
             waiting = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.parsers import expat
 
-from rollmill_evaluator.test_grading.frameworks.results import Results, Status, collected
+from rollmill_evaluator.test_grading.frameworks.results import Results, Status, worst_statuses
 
 BAD = {"failure": Status.FAILED, "error": Status.FAILED, "skipped": Status.SKIPPED}
 
@@ -18,7 +18,7 @@ def read(_text: str, report: bytes | None) -> Results:
         reader.parse(report or b"")
     except (expat.ExpatError, _RefusedError):
         return {}
-    return collected(reader.found)
+    return worst_statuses(reader.found)
 
 
 class _RefusedError(Exception):

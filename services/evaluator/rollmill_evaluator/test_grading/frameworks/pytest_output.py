@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rollmill_evaluator.test_grading.frameworks.results import Results, Status, collected, lines_of
+from rollmill_evaluator.test_grading.frameworks.results import Results, Status, clean_lines, worst_statuses
 
-WORDS = {
+STATUSES = {
     "PASSED": Status.PASSED,
     "XFAIL": Status.PASSED,
     "XPASS": Status.PASSED,
@@ -15,12 +15,12 @@ WORDS = {
     "FAILED": Status.FAILED,
     "ERROR": Status.FAILED,
 }
-ANY = "|".join(WORDS)
+ANY = "|".join(STATUSES)
 SUMMARY = re.compile(r"^=+ short test summary info =+$")
-SUMMED = re.compile(rf"^(?P<word>{ANY}) (?P<rest>\S.*)$")
+SUMMED = re.compile(rf"^(?P<status>{ANY}) (?P<rest>\S.*)$")
 NODE = re.compile(r"^[^\s:]+::\S")
-VERBOSE = re.compile(rf" (?P<word>{ANY})(?= \(| +\[|$)")
-DISTRIBUTED = re.compile(rf"^\[gw\d+\] \[ *\d+%\] (?P<word>{ANY}) (?P<name>\S.*)$")
+VERBOSE = re.compile(rf" (?P<status>{ANY})(?= \(| +\[|$)")
+DISTRIBUTED = re.compile(rf"^\[gw\d+\] \[ *\d+%\] (?P<status>{ANY}) (?P<name>\S.*)$")
 
 
 def read(text: str, _report: bytes | None) -> Results:
@@ -28,18 +28,18 @@ def read(text: str, _report: bytes | None) -> Results:
 
     Summary lines count only after the last heading of a summary: what tests printed themselves comes before it.
     """
-    lines = lines_of(text)
+    lines = clean_lines(text)
     starts = [number for number, line in enumerate(lines) if SUMMARY.match(line)]
     start = starts[-1] if starts else len(lines)
-    return collected([*_running(lines[:start]), *_summed(lines[start:])])
+    return worst_statuses([*_running(lines[:start]), *_summed(lines[start:])])
 
 
 def _running(lines: list[str]) -> Iterator[tuple[str, Status]]:
     for line in lines:
         if match := DISTRIBUTED.match(line):
-            yield match["name"].rstrip(), WORDS[match["word"]]
+            yield match["name"].rstrip(), STATUSES[match["status"]]
         elif NODE.match(line) and (match := VERBOSE.search(line)):
-            yield line[: match.start()], WORDS[match["word"]]
+            yield line[: match.start()], STATUSES[match["status"]]
 
 
 def _summed(lines: list[str]) -> Iterator[tuple[str, Status]]:
@@ -47,7 +47,7 @@ def _summed(lines: list[str]) -> Iterator[tuple[str, Status]]:
         if match := SUMMED.match(line):
             name = _name(match["rest"])
             if not name.startswith("["):  # SKIPPED [2] tests/test_a.py:3: a place, not a test
-                yield name, WORDS[match["word"]]
+                yield name, STATUSES[match["status"]]
 
 
 def _name(rest: str) -> str:

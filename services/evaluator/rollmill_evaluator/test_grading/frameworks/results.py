@@ -24,8 +24,8 @@ Results = dict[str, Status]
 SEVERITY = {Status.PASSED: 0, Status.SKIPPED: 1, Status.FAILED: 2}
 
 
-def collected(found: Iterable[tuple[str, Status]]) -> Results:
-    """The worst status of each name."""
+def worst_statuses(found: Iterable[tuple[str, Status]]) -> Results:
+    """By name, the worst status that was reported."""
     results: Results = {}
     for name, status in found:
         known = results.get(name)
@@ -34,10 +34,10 @@ def collected(found: Iterable[tuple[str, Status]]) -> Results:
     return results
 
 
-def lines_of(text: str) -> list[str]:
-    """Lines without colours, and without the carriage returns that progress bars leave.
+def clean_lines(text: str) -> list[str]:
+    """Lines without colours, and without what progress bars overwrote by carriage returns.
 
-    Longer ones than any name of a test are blank: nobody's output may cost more time than its length.
+    Lines longer than any test name are blanked: parsing must take no more time than in proportion to the output.
     """
     lines = ANSI.sub("", text).replace("\r\n", "\n").split("\n")
     return ["" if len(line) > LONGEST_LINE else line.rsplit("\r", 1)[-1] for line in lines]

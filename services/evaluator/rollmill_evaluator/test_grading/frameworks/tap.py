@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rollmill_evaluator.test_grading.frameworks.results import Results, Status, collected, lines_of
+from rollmill_evaluator.test_grading.frameworks.results import Results, Status, clean_lines, worst_statuses
 
 POINT = re.compile(r"^(?P<indent> *)(?P<bad>not )?ok\b(?: \d+)?(?: -)?(?P<rest> .*)?$")
 SUBTEST = re.compile(r"^(?P<indent> *)# Subtest: (?P<name>.*)$")
@@ -15,7 +15,7 @@ JOIN = " > "
 
 def read(text: str, _report: bytes | None) -> Results:
     """Names as ``parent > child``."""
-    return collected(_found(lines_of(text)))
+    return worst_statuses(_found(clean_lines(text)))
 
 
 def _found(lines: list[str]) -> Iterator[tuple[str, Status]]:
@@ -38,7 +38,7 @@ def _above(parents: list[tuple[int, str]], indent: int) -> list[tuple[int, str]]
 
 
 def _status(point: re.Match[str], directive: str) -> Status:
-    word = directive.strip().upper()
-    if word.startswith("SKIP"):
+    keyword = directive.strip().upper()
+    if keyword.startswith("SKIP"):
         return Status.SKIPPED
-    return Status.FAILED if point["bad"] and not word.startswith("TODO") else Status.PASSED
+    return Status.FAILED if point["bad"] and not keyword.startswith("TODO") else Status.PASSED

@@ -1,4 +1,4 @@
-"""The known content: what every session says, token by token, owing nothing to the code under test. Pure."""
+"""The known content of every session, token by token, computed without the code under test. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import random
 from dataclasses import dataclass
 from functools import cached_property
 
-from rollmill.testing.http.canned_server import Asked, Played
+from rollmill.testing.http.canned_server import CannedRequest, CannedResponse
 from rollmill.testing.http.scripted_engine import END, ScriptedEngine, encode, logprob, render
 
 TURNS = 3
-WORDS = ("iron", "roll", "mill", "sheet", "slab", "hot", "cold", "gauge", "strip", "coil")
+VOCABULARY = ("iron", "roll", "mill", "sheet", "slab", "hot", "cold", "gauge", "strip", "coil")
 
 
 @dataclass(frozen=True)
-class Dialogue:
-    """A session of ``TURNS`` turns, all of it decided by its name."""
+class ScriptedConversation:
+    """A session of ``TURNS`` turns, fully determined by its id."""
 
     session_id: str
     group_id: str
@@ -33,12 +33,12 @@ class Dialogue:
         return replies(self.session_id)
 
     def messages(self, turn: int) -> list[dict[str, str]]:
-        """What is asked at a turn, the history included."""
-        told: list[dict[str, str]] = []
+        """The messages of a turn's request, the history included."""
+        history: list[dict[str, str]] = []
         for before in range(turn):
-            told.append({"role": "user", "content": self.question(before)})
-            told.append({"role": "assistant", "content": self.replies[before]})
-        return [*told, {"role": "user", "content": self.question(turn)}]
+            history.append({"role": "user", "content": self.question(before)})
+            history.append({"role": "assistant", "content": self.replies[before]})
+        return [*history, {"role": "user", "content": self.question(turn)}]
 
     def prompt(self, turn: int) -> list[int]:
         return encode(render(self.messages(turn), ()))
@@ -54,22 +54,24 @@ class Dialogue:
         """Prompt and replies of the first ``turns`` turns, as one trace."""
         return [*self.prompt(turns - 1), *self.reply_ids(turns - 1)]
 
-    def places(self, turn: int) -> range:
-        """Where a turn's reply lies in a trace that holds it."""
+    def positions(self, turn: int) -> range:
+        """The positions of a turn's reply in a trace that contains it."""
         start = len(self.prompt(turn))
         return range(start, start + len(self.reply_ids(turn)))
 
     def log_probs(self, turn: int) -> list[float]:
-        return [logprob(place, token) for place, token in enumerate(self.reply_ids(turn))]
+        return [logprob(position, token) for position, token in enumerate(self.reply_ids(turn))]
 
 
 def replies(session_id: str) -> tuple[str, ...]:
-    """What the model says in each turn."""
+    """The model's reply in each turn."""
     rng = random.Random(session_id)
-    return tuple(f"{session_id} {turn}: " + " ".join(rng.choices(WORDS, k=rng.randint(1, 6))) for turn in range(TURNS))
+    return tuple(
+        f"{session_id} {turn}: " + " ".join(rng.choices(VOCABULARY, k=rng.randint(1, 6))) for turn in range(TURNS)
+    )
 
 
-def play(asked: Asked) -> Played:
-    """The engine: answers by what the first message of the dialogue says, so the same question has the same answer."""
-    messages = (asked.body or {}).get("messages") or [{}]
-    return ScriptedEngine(replies(str(messages[0].get("content")))).answer(asked)
+def respond(request: CannedRequest) -> CannedResponse:
+    """The engine: the conversation's first message determines its replies, so the same request has the same reply."""
+    messages = (request.body or {}).get("messages") or [{}]
+    return ScriptedEngine(replies(str(messages[0].get("content")))).answer(request)

@@ -1,4 +1,4 @@
-"""SWE-bench instances: given in a config, or found in a file of the operator's."""
+"""The config of `swebench_harness`, and its instance: given in the config, or found in a file of the operator."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 
 from rollmill.errors import NotGradedError
 from rollmill.models.base import Record
-from rollmill_evaluator.test_grading.config import Name, Resources, Rewards
+from rollmill_evaluator.test_grading.config import Name, Resources
+from rollmill_evaluator.test_grading.scoring import VerdictRewards
 from rollmill_evaluator.test_grading.submission import Submission
-from rollmill_evaluator.test_grading.workspace import REVISION, located
+from rollmill_evaluator.test_grading.workspace import REVISION, resolve_source
 
 INSTANCE_INVALID = "instance_invalid"
 FIELDS = (
@@ -26,14 +27,14 @@ FIELDS = (
     "eval_type",
     "eval_script",
 )
-"""What the package's grading needs of an instance; a data set of its version 5 has them all."""
+"""Fields that the package's grading needs of an instance; data sets of its version 5 have them all."""
 
 
 class SwebenchHarnessConfig(Record):
     """The config of `swebench_harness`."""
 
     instance: dict[str, Any] | None = None
-    """The instance itself, as a row of the data set."""
+    """The instance itself, a row of the data set."""
     instances: Name | None = None
     """A file of instances (JSON, or one per line) below the evaluator's folder of sources."""
     instance_id: Name | None = None
@@ -45,10 +46,10 @@ class SwebenchHarnessConfig(Record):
     """For ``local``: the repository that holds the base commit, below the folder of sources."""
     answer: Submission = Submission()
     exclude: tuple[Name, ...] = ()
-    """Patterns of paths that are left out of the patch, beside what running Python leaves behind."""
+    """Patterns of paths that are left out of the patch, in addition to files that running Python creates."""
     fuzz: int = Field(default=5, ge=0, le=10)
-    """Lines of context that may differ where git finds no place for a hunk."""
-    rewards: Rewards = Rewards()
+    """Lines of context that `patch` may ignore where `git apply` rejects a hunk."""
+    rewards: VerdictRewards = VerdictRewards()
     environment: dict[str, str] = Field(default_factory=dict)
     resources: Resources = Resources(test_seconds=1800.0)
 
@@ -57,30 +58,32 @@ class SwebenchHarnessConfig(Record):
         if (self.instance is None) == (self.instances is None):
             raise ValueError("give either an instance, or a file of instances with an instance_id")
         if (self.instances is None) != (self.instance_id is None):
-            raise ValueError("instance_id says which one of the file instances is meant: they go together")
+            raise ValueError("give instances and instance_id together: the id selects one instance of the file")
         if (self.runtime == "local") != (self.source is not None):
             raise ValueError("source is for runtime: local, and needed there")
         if self.answer.write_to is not None:
             raise ValueError("the answer to a SWE-bench instance is a patch")
         if self.instance is not None:
-            complete(self.instance)
+            require_complete(self.instance)
         return self
 
 
-def complete(instance: dict[str, Any]) -> dict[str, Any]:
-    """``instance`` if it has all that grading needs. Raises ValueError with what is missing."""
+def require_complete(instance: dict[str, Any]) -> dict[str, Any]:
+    """``instance``, if it has all fields that grading needs. Raises ValueError with those that are missing."""
     if missing := [name for name in FIELDS if name not in instance]:
         raise ValueError(f"the instance lacks {', '.join(missing)}; data sets of swebench 5 have them")
     if not REVISION.match(str(instance.get("base_commit", "HEAD"))):
-        raise ValueError(f"base_commit {instance['base_commit']!r} is no revision")
+        raise ValueError(f"base_commit {instance['base_commit']!r} is not a git revision")
     return instance
 
 
-def found(sources: Path | None, name: str, instance_id: str) -> dict[str, Any]:
-    """The instance of that id in the file. Raises InfrastructureError without the file, NotGradedError without it."""
+def find_instance(sources: Path | None, name: str, instance_id: str) -> dict[str, Any]:
+    """The instance with this id in the file. Raises InfrastructureError where the file is missing, NotGradedError where
+    the instance is, or where it is not valid.
+    """
     try:
-        rows = _rows(located(sources, name).read_bytes())
-        return complete(next(row for row in rows if row["instance_id"] == instance_id))
+        rows = _rows(resolve_source(sources, name).read_bytes())
+        return require_complete(next(row for row in rows if row["instance_id"] == instance_id))
     except StopIteration as error:
         raise NotGradedError(INSTANCE_INVALID, f"{name} holds no instance {instance_id!r}") from error
     except (KeyError, TypeError, ValueError) as error:

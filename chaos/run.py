@@ -1,4 +1,4 @@
-"""One seed from start to verdict."""
+"""One run, from start to result."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 
-from chaos.agents import Load
-from chaos.evidence import Evidence, gather
-from chaos.faults import Injector
-from chaos.homecoming import all_home
-from chaos.oracle import Findings, judge
+from chaos.checks.drain import drain
+from chaos.checks.observations import Observations, collect
+from chaos.checks.oracle import Findings, check
+from chaos.checks.recovery import RecoveryTimer
+from chaos.faults.fault_plan import Fault
+from chaos.faults.nemesis import Nemesis
+from chaos.load.workload import Workload
 from chaos.recompute import recompute
-from chaos.recovery import Progress
-from chaos.schedule import Fault
 from chaos.stack import Stack
 from chaos.trainer import DRAIN
 from rollmill.ops.ledger import Balance, balances
@@ -31,14 +31,14 @@ DRAIN_SECONDS = 200.0
 
 
 @dataclass
-class Verdict:
-    """All that is known of one seed."""
+class RunResult:
+    """All findings of one run."""
 
     seed: int
     faults: Counter[str]
     findings: Findings = field(default_factory=Findings)
     balance: Balance | None = None
-    """None: it came not so far."""
+    """None: the run ended before."""
     recovery: dict[str, list[float]] = field(default_factory=dict)
     """Seconds, by client."""
     violations: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def damaged(self) -> bool:
-        """Tokens are lost or doubled, and not only late."""
+        """Whether tokens are lost or doubled, and not only late."""
         if self.balance is None:
             return False
         total, found = self.balance.total, self.findings
@@ -93,78 +93,78 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def percentile_95(values: Sequence[float]) -> float:
-    """The value that 95 of 100 do not exceed."""
+    """The value that 95 % of ``values`` do not exceed."""
     ranked = sorted(values)
     return ranked[ceil(0.95 * len(ranked)) - 1] if ranked else 0.0
 
 
-async def run_seed(stack: Stack, seed: int, faults: Sequence[Fault], pause: float) -> Verdict:
-    """Load, faults one after the other, drain, and the comparison."""
+async def run_once(stack: Stack, seed: int, faults: Sequence[Fault], pause: float) -> RunResult:
+    """Run the load, inject the faults one after the other, drain, and check."""
     began = time.monotonic()
-    verdict = Verdict(seed, Counter(fault.kind.value for fault in faults))
-    load = Load(stack.capture_url, f"s{seed}", pause)
+    result = RunResult(seed, Counter(fault.kind.value for fault in faults))
+    load = Workload(stack.capture_url, f"s{seed}", pause)
     working = asyncio.create_task(load.run())
     alarm = asyncio.create_task(stack.supervisor.alarm())
     try:
-        await _storm(stack, faults, verdict)
+        await _inject_faults(stack, faults, result)
         load.stop()
         await asyncio.wait_for(working, DRAIN_SECONDS)
-        await all_home(stack, load.seen.keys())
+        await drain(stack, load.agents.keys())
         (stack.trainer_directory / DRAIN).touch()
-        verdict.balance = await _settled(stack)
-        if verdict.balance.balanced and verdict.balance.total.pending:
-            verdict.violations.append(f"{verdict.balance.total.pending} tokens are still under way: not settled")
-        await _compare(stack, load, verdict)
+        result.balance = await _settled(stack)
+        if result.balance.balanced and result.balance.total.pending:
+            result.violations.append(f"{result.balance.total.pending} tokens are still pending: not settled")
+        await _check(stack, load, result)
         if alarm.done():
-            verdict.violations.append(alarm.result())
+            result.violations.append(alarm.result())
     except TimeoutError:
-        verdict.violations.append("the load never came to its end")
+        result.violations.append("the load never ended")
     finally:
         for task in (working, alarm):
             task.cancel()
         await asyncio.gather(working, alarm, return_exceptions=True)
-    verdict.violations += load.complaints
-    verdict.seconds = time.monotonic() - began
-    return verdict
+    result.violations += load.complaints
+    result.seconds = time.monotonic() - began
+    return result
 
 
 async def _settled(stack: Stack) -> Balance:
-    """The balance once nothing is pending, or as soon as it does not balance; else as it is after a while."""
+    """The balance once nothing is pending or it does not balance; after `SETTLE_SECONDS` as it is."""
     until = time.monotonic() + SETTLE_SECONDS
     async for balance in balances(stack.settings):
         if not (balance.total.pending and balance.balanced) or time.monotonic() > until:
             return balance
-    raise RuntimeError("looking at the ledger has no end of its own")
+    raise RuntimeError("the ledger's balances have no end")
 
 
-async def _storm(stack: Stack, faults: Sequence[Fault], verdict: Verdict) -> None:
-    injector = Injector(stack)
+async def _inject_faults(stack: Stack, faults: Sequence[Fault], result: RunResult) -> None:
+    nemesis = Nemesis(stack)
     async with httpx.AsyncClient() as http:
-        progress = Progress(stack, http)
+        timer = RecoveryTimer(stack, http)
         await asyncio.sleep(WARM_SECONDS)
         for fault in faults:
             await asyncio.sleep(fault.after)
-            stack.chronicle.write(f"fault: {fault}")
-            names = await injector.inject(fault)
-            times = await asyncio.gather(*(progress.recovered(name) for name in names))
-            _note(verdict, fault, dict(zip(names, times, strict=True)))
-            if verdict.violations:
+            stack.supervisor_log.write(f"fault: {fault}")
+            names = await nemesis.inject(fault)
+            times = await asyncio.gather(*(timer.seconds_to_recover(name) for name in names))
+            _record_recovery(result, fault, dict(zip(names, times, strict=True)))
+            if result.violations:
                 break
-    verdict.violations += injector.violations
-    verdict.unreached = injector.unreached
+    result.violations += nemesis.violations
+    result.unreached = nemesis.unreached
 
 
-def _note(verdict: Verdict, fault: Fault, times: Mapping[str, float | None]) -> None:
+def _record_recovery(result: RunResult, fault: Fault, times: Mapping[str, float | None]) -> None:
     for name, seconds in times.items():
         if seconds is None:
-            verdict.violations.append(f"{fault}: {name} does not recover")
+            result.violations.append(f"{fault}: {name} does not recover")
         else:
-            verdict.recovery.setdefault(name, []).append(seconds)
+            result.recovery.setdefault(name, []).append(seconds)
 
 
-async def _compare(stack: Stack, load: Load, verdict: Verdict) -> None:
-    evidence: Evidence = await gather(stack)
-    verdict.findings = judge(load.seen, evidence)
-    verdict.dead_letters = evidence.dead_letters
-    verdict.batches, differing = await recompute(stack)
-    verdict.violations += differing
+async def _check(stack: Stack, load: Workload, result: RunResult) -> None:
+    observations: Observations = await collect(stack)
+    result.findings = check(load.agents, observations)
+    result.dead_letters = observations.dead_letters
+    result.batches, differing = await recompute(stack)
+    result.violations += differing

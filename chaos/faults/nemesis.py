@@ -1,4 +1,4 @@
-"""Brings faults on, holds them, lifts them. What must follow by the rules is checked on the spot."""
+"""Injects faults, holds them and lifts them. What the rules require of the processes meanwhile is checked at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from chaos.child import failpoints_file
-from chaos.clock import CLOCK_FILE, put
-from chaos.schedule import Fault, Kind
-from chaos.stack import CLIENTS, Stack, ended
+from chaos.clock import CLOCK_FILE, shift
+from chaos.faults.fault_plan import Fault, FaultKind
+from chaos.stack import CLIENTS, Stack, exit_code_within
 from rollmill.errors import EXIT_DRAINED, EXIT_FENCED
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.topics import BUILT
@@ -23,37 +23,37 @@ from rollmill.topics import BUILT
 EXIT_SECONDS = 30.0
 REACHED_SECONDS = 25.0
 REFUSED_BYTES = 300
-"""No record of ``built`` is so small."""
+"""Every record of ``built`` is larger."""
 
 
 @dataclass
-class Injector:
-    """Injects into one stack; ``violations`` are rules that did not hold."""
+class Nemesis:
+    """Injects faults into one stack; ``violations``: rules that did not hold."""
 
     stack: Stack
     violations: list[str] = field(default_factory=list)
     unreached: int = 0
-    """Failpoints that were armed and never passed."""
+    """Failpoints that were armed and never reached."""
 
     async def inject(self, fault: Fault) -> tuple[str, ...]:
-        """Bring it on, hold it, lift it. Returns who has to recover now."""
-        ways: dict[Kind, Callable[[Fault], AbstractAsyncContextManager[None]]] = {
-            Kind.KILL: self._kill,
-            Kind.FAILPOINT: self._failpoint,
-            Kind.DRAIN: self._drain,
-            Kind.TWINS: self._twins,
-            Kind.PAUSE: self._pause,
-            Kind.ZOMBIE: self._zombie,
-            Kind.BROKER_STOP: self._broker,
-            Kind.BROKER_KILL: self._broker,
-            Kind.CUT: self._network,
-            Kind.DELAY: self._network,
-            Kind.SWALLOW: self._network,
-            Kind.REFUSAL: self._refusal,
-            Kind.CLOCK: self._clock,
-            Kind.DISK_FULL: self._disk_full,
+        """Inject the fault, hold it, lift it. Returns the clients that have to recover now."""
+        injections: dict[FaultKind, Callable[[Fault], AbstractAsyncContextManager[None]]] = {
+            FaultKind.KILL: self._kill,
+            FaultKind.FAILPOINT: self._failpoint,
+            FaultKind.DRAIN: self._drain,
+            FaultKind.TWINS: self._twins,
+            FaultKind.PAUSE: self._pause,
+            FaultKind.ZOMBIE: self._zombie,
+            FaultKind.BROKER_STOP: self._broker,
+            FaultKind.BROKER_KILL: self._broker,
+            FaultKind.CUT: self._network,
+            FaultKind.DELAY: self._network,
+            FaultKind.SWALLOW: self._network,
+            FaultKind.REFUSAL: self._refusal,
+            FaultKind.CLOCK: self._clock,
+            FaultKind.DISK_FULL: self._disk_full,
         }
-        async with ways[fault.kind](fault):
+        async with injections[fault.kind](fault):
             await asyncio.sleep(fault.hold)
         return (fault.target,) if fault.target else CLIENTS
 
@@ -64,15 +64,15 @@ class Injector:
 
     @asynccontextmanager
     async def _failpoint(self, fault: Fault) -> AsyncIterator[None]:
-        """The next process of the service has it armed; it is killed to make room, and then dies there itself."""
-        name, chronicle = fault.target, self.stack.chronicle
-        armed = failpoints_file(self.stack.directory, name)
-        armed.write_text(f"{fault.place}=kill@{fault.passes}")
-        place = len(chronicle)
+        """Kill the service, so that its next process starts with the failpoint armed and is killed there."""
+        name, log = fault.target, self.stack.supervisor_log
+        file = failpoints_file(self.stack.directory, name)
+        file.write_text(f"{fault.failpoint}=kill@{fault.passes}")
+        line = len(log)
         self.stack.supervisor.kill(name)
-        await chronicle.says(f"{name}: started", EXIT_SECONDS, since=place)
-        place = len(chronicle)
-        if not await chronicle.says(f"{name}: ended by SIGKILL", REACHED_SECONDS, since=place):
+        await log.wait_for(f"{name}: started", EXIT_SECONDS, since=line)
+        line = len(log)
+        if not await log.wait_for(f"{name}: ended by SIGKILL", REACHED_SECONDS, since=line):
             self.unreached += 1
             self.stack.supervisor.kill(name)
         yield
@@ -87,12 +87,12 @@ class Injector:
 
     @asynccontextmanager
     async def _twins(self, fault: Fault) -> AsyncIterator[None]:
-        """The second one fences the first, which comes back after its pause and fences the second."""
-        name, place = fault.target, len(self.stack.chronicle)
+        """The second process fences the first, which restarts after its pause and fences the second."""
+        name, line = fault.target, len(self.stack.supervisor_log)
         twin = await self.stack.twin(name)
         try:
             yield
-            await asyncio.gather(self._must_be_fenced(fault, place), self._twin_must_be_fenced(fault, twin))
+            await asyncio.gather(self._must_be_fenced(fault, line), self._twin_must_be_fenced(fault, twin))
         finally:
             await _end(twin)
 
@@ -107,33 +107,33 @@ class Injector:
 
     @asynccontextmanager
     async def _zombie(self, fault: Fault) -> AsyncIterator[None]:
-        """A successor takes over while the process stands still; it must not come back (rule T4)."""
-        place, pid = len(self.stack.chronicle), self.stack.supervisor.pid(fault.target)
+        """A second process takes over while the first is stopped; the first must not continue (rule T4)."""
+        line, pid = len(self.stack.supervisor_log), self.stack.supervisor.pid(fault.target)
         _signal(pid, signal.SIGSTOP)
         twin = await self.stack.twin(fault.target)
         try:
             yield
             _signal(pid, signal.SIGCONT)
-            await asyncio.gather(self._must_be_fenced(fault, place), self._twin_must_be_fenced(fault, twin))
+            await asyncio.gather(self._must_be_fenced(fault, line), self._twin_must_be_fenced(fault, twin))
         finally:
             _signal(pid, signal.SIGCONT)
             await _end(twin)
 
-    async def _must_be_fenced(self, fault: Fault, place: int) -> None:
-        words = f"{fault.target}: exit code {EXIT_FENCED}"
-        if not await self.stack.chronicle.says(words, EXIT_SECONDS, since=place):
-            self.violations.append(f"{fault}: the first one goes on")
+    async def _must_be_fenced(self, fault: Fault, line: int) -> None:
+        message = f"{fault.target}: exit code {EXIT_FENCED}"
+        if not await self.stack.supervisor_log.wait_for(message, EXIT_SECONDS, since=line):
+            self.violations.append(f"{fault}: the first process continues")
 
     async def _twin_must_be_fenced(self, fault: Fault, twin: asyncio.subprocess.Process) -> None:
-        """By the first one, when that is back."""
-        code = await ended(twin, EXIT_SECONDS)
+        """By the first process, once that has restarted."""
+        code = await exit_code_within(twin, EXIT_SECONDS)
         if code != EXIT_FENCED:
-            self.violations.append(f"{fault}: the second one ended with {code}")
+            self.violations.append(f"{fault}: the second process ended with {code}")
 
     @asynccontextmanager
     async def _broker(self, fault: Fault) -> AsyncIterator[None]:
         broker = self.stack.broker
-        await (broker.kill() if fault.kind is Kind.BROKER_KILL else broker.stop())
+        await (broker.kill() if fault.kind is FaultKind.BROKER_KILL else broker.stop())
         try:
             yield
         finally:
@@ -142,9 +142,9 @@ class Injector:
     @asynccontextmanager
     async def _network(self, fault: Fault) -> AsyncIterator[None]:
         proxy = self.stack.proxies[fault.target]
-        if fault.kind is Kind.CUT:
+        if fault.kind is FaultKind.CUT:
             proxy.cut()
-        elif fault.kind is Kind.SWALLOW:
+        elif fault.kind is FaultKind.SWALLOW:
             proxy.swallow()
         else:
             proxy.delay(fault.amount)
@@ -174,15 +174,15 @@ class Injector:
 
     @asynccontextmanager
     async def _clock(self, fault: Fault) -> AsyncIterator[None]:
-        put(self.stack.directory / CLOCK_FILE, fault.amount)
+        shift(self.stack.directory / CLOCK_FILE, fault.amount)
         try:
             yield
         finally:
-            put(self.stack.directory / CLOCK_FILE, 0.0)
+            shift(self.stack.directory / CLOCK_FILE, 0.0)
 
     @asynccontextmanager
     async def _disk_full(self, fault: Fault) -> AsyncIterator[None]:  # noqa: ARG002  # all are alike
-        """Nothing can be written where the broker's data lie; it gives up, and is started when there is room."""
+        """Nothing can be written to the broker's disk; the broker fails, and is restarted when there is space again."""
         ballast = self.stack.broker.directory.root / "ballast"
         await asyncio.to_thread(_fill, ballast)
         try:

@@ -1,4 +1,4 @@
-"""What the log and the trainer's book say at the end, as the oracle takes it."""
+"""The content of the log and of the trainer's journal at the end, as the oracle takes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from chaos.stack import Stack
-from chaos.trainer import BOOK, SEEN
+from chaos.trainer import HANDED_OVER, JOURNAL
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import CompletionRecord, TokenDisposition
@@ -18,12 +18,12 @@ from rollmill.ops.ledger.log_reader import Log
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
 
 EXACTLY_ONCE = ("builder", "reward-merger", "batcher")
-"""Stages on the engine; a trainer that goes back says things again, and the books allow for it."""
+"""Stages on the engine. A trainer that restarts from a checkpoint reports again, and the ledger allows for that."""
 
 
 @dataclass(frozen=True)
-class Captured:
-    """One completion of the log."""
+class CapturedCall:
+    """One completion in the log."""
 
     session_id: str
     completion_id: str
@@ -32,8 +32,8 @@ class Captured:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """One trace of the trainer's book."""
+class TrainedTrace:
+    """One trace in the trainer's journal."""
 
     session_id: str
     units: tuple[tuple[str, int, int, int], ...]
@@ -44,52 +44,52 @@ class Trained:
     reward: float
 
     @classmethod
-    def read(cls, line: dict[str, Any]) -> Trained:
+    def read(cls, line: dict[str, Any]) -> TrainedTrace:
         return cls(**{**line, "units": tuple(map(tuple, line["units"]))})
 
 
 @dataclass
-class Evidence:
-    captured: dict[str, Captured] = field(default_factory=dict)
+class Observations:
+    captured: dict[str, CapturedCall] = field(default_factory=dict)
     """By completion id; repeats of one are one."""
     outcomes: dict[str, TokenDisposition] = field(default_factory=dict)
     """By outcome id; repeats of one are one."""
     repeated: list[TokenDisposition] = field(default_factory=list)
-    """What a stage said again: its transactions make that impossible."""
+    """Reported twice by one stage: its transactions make that impossible."""
     built: Counter[str] = field(default_factory=Counter)
     """Trajectories by session."""
-    trained: list[Trained] = field(default_factory=list)
+    trained: list[TrainedTrace] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    """Of the book, in its order."""
+    """Of the journal, in its order."""
     digests: dict[str, set[str]] = field(default_factory=dict)
-    """By batch id: of all that was ever handed over as this batch."""
+    """By batch id: of every version that was handed over as this batch."""
     dead_letters: Counter[str] = field(default_factory=Counter)
     """By reason."""
 
 
-async def gather(stack: Stack) -> Evidence:
-    evidence = Evidence()
+async def collect(stack: Stack) -> Observations:
+    observations = Observations()
     async with Log.open(stack.settings) as log:
         async for record in log.read(COMPLETIONS):
-            _take_completion(evidence, record)
+            _add_completion(observations, record)
         async for record in log.read(OUTCOMES):
-            _take_outcome(evidence, record)
+            _add_outcome(observations, record)
         async for record in log.read(BUILT):
-            evidence.built[(record.key or b"").decode()] += 1
+            observations.built[(record.key or b"").decode()] += 1
     letters = await read_letters(stack.settings)
-    evidence.dead_letters.update(letter.info.reason for letter in letters.values())
-    _read_book(stack, evidence)
-    return evidence
+    observations.dead_letters.update(letter.info.reason for letter in letters.values())
+    _read_journal(stack, observations)
+    return observations
 
 
-def _take_outcome(evidence: Evidence, record: Any) -> None:
-    said: TokenDisposition = decode(TokenDisposition, record.value, tuple(record.headers))
-    if said.outcome_id in evidence.outcomes and said.stage in EXACTLY_ONCE:
-        evidence.repeated.append(said)
-    evidence.outcomes[said.outcome_id] = said
+def _add_outcome(observations: Observations, record: Any) -> None:
+    outcome: TokenDisposition = decode(TokenDisposition, record.value, tuple(record.headers))
+    if outcome.outcome_id in observations.outcomes and outcome.stage in EXACTLY_ONCE:
+        observations.repeated.append(outcome)
+    observations.outcomes[outcome.outcome_id] = outcome
 
 
-def _take_completion(evidence: Evidence, record: Any) -> None:
+def _add_completion(observations: Observations, record: Any) -> None:
     try:
         event = decode(COMPLETIONS.model, record.value, tuple(record.headers))
     except PoisonRecordError:
@@ -99,16 +99,16 @@ def _take_completion(evidence: Evidence, record: Any) -> None:
     for choice in event.choices:
         ids = [] if choice.token_ids is None else list(map(int, choice.token_ids))
         prompt = [] if event.prompt_ids is None else list(map(int, event.prompt_ids))
-        evidence.captured[event.completion_id] = Captured(event.session_id, event.completion_id, prompt, ids)
+        observations.captured[event.completion_id] = CapturedCall(event.session_id, event.completion_id, prompt, ids)
 
 
-def _read_book(stack: Stack, evidence: Evidence) -> None:
+def _read_journal(stack: Stack, observations: Observations) -> None:
     directory = stack.trainer_directory
-    for line in (directory / BOOK).read_bytes().splitlines():
+    for line in (directory / JOURNAL).read_bytes().splitlines():
         step = orjson.loads(line)
-        evidence.steps.append(step["step"])
-        evidence.trained += map(Trained.read, step["traces"])
-    for line in (directory / SEEN).read_bytes().splitlines():
-        seen = orjson.loads(line)
-        if "batch_id" in seen:
-            evidence.digests.setdefault(seen["batch_id"], set()).add(seen["digest"])
+        observations.steps.append(step["step"])
+        observations.trained += map(TrainedTrace.read, step["traces"])
+    for line in (directory / HANDED_OVER).read_bytes().splitlines():
+        handed_over = orjson.loads(line)
+        if "batch_id" in handed_over:
+            observations.digests.setdefault(handed_over["batch_id"], set()).add(handed_over["digest"])

@@ -1,7 +1,7 @@
-"""A small file system of its own for the broker's data, so that its disk can be full. Gone with the last process.
+"""A small file system for the broker's data alone, so that its disk can be filled.
 
-It is mounted in a mount namespace that only this program and its children see: nothing is left behind, whatever ends
-them. That takes root (or CAP_SYS_ADMIN); elsewhere the fault is skipped, with the reason.
+It is mounted in a mount namespace that only this program and its children see, and disappears with the last of them,
+however they end. That takes root (or CAP_SYS_ADMIN); elsewhere the fault is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ CLONE_NEWNS = 0x0002_0000
 SIZE = "1500m"
 
 
-def own_volume(directory: Path) -> str | None:
-    """Mount one at ``directory``; None, or why that cannot be done here."""
+def mount_disk_image(directory: Path) -> str | None:
+    """Mount one at ``directory``. Returns None, or why that is not possible here."""
     unshare = getattr(ctypes.CDLL(None, use_errno=True), "unshare", None)
     if unshare is None:
         return "this system has no mount namespaces"

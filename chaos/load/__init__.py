@@ -1,0 +1,1 @@
+"""The load: `scripted_conversation` is the known content of every session (pure), `workload` its agents."""

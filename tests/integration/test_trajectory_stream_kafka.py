@@ -10,9 +10,8 @@ from rollmill.codec import CONTENT_TYPE, decode, encode
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FencedError, InvalidInputError
 from rollmill.models import Disposition, Purpose, TokenDisposition, Trajectory, outcome
 from rollmill.ops.ledger import read_balance
-from rollmill.ops.ledger.evals import read_evals
 from rollmill.ops.ledger.log_reader import Log
-from rollmill.ops.ledger.pass_at_k import report
+from rollmill.ops.ledger.pass_at_k import read_evals, report
 from rollmill.runtime.app import run
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients

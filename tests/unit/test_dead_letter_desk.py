@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import pytest
 from aiokafka import ConsumerRecord
 
-from rollmill.cli.dead_letter_text import in_full, table
-from rollmill.cli.dlq import wanted_of
-from rollmill.cli.moments import moment
+from rollmill.cli.dead_letters import in_full, letter_filter, table
 from rollmill.cli.tail import line
+from rollmill.cli.timestamps import parse_time
 from rollmill.codec import DEAD_LETTER, DEAD_LETTER_DECISION, JSON, Headers, decode, encode, manifest_header
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange
 from rollmill.models.outcome import DeadLetterDecision
-from rollmill.ops.dlq import DeadLetter, LetterState, Place, chosen
-from rollmill.ops.dlq.dead_letter import DeadLetters
-from rollmill.ops.dlq.manager import re_driven
+from rollmill.ops.dlq import DeadLetter, LetterNumber, LetterState, select_letters
+from rollmill.ops.dlq.dead_letter import DeadLetterIndex
+from rollmill.ops.dlq.manager import redrive_records
 from rollmill.runtime.stream import InputRecord
 from rollmill.runtime.stream.dead_letters import dead_letter
 from rollmill.settings import KafkaSettings
@@ -57,8 +56,8 @@ def decision_record(offset: int, kind: str, of: int) -> ConsumerRecord[bytes, by
     return record(offset, b"s", b"", [(DEAD_LETTER_DECISION, encode(word, JSON))])
 
 
-def letters_of(*records: ConsumerRecord[bytes, bytes]) -> dict[Place, DeadLetter]:
-    letters = DeadLetters()
+def letters_of(*records: ConsumerRecord[bytes, bytes]) -> dict[LetterNumber, DeadLetter]:
+    letters = DeadLetterIndex()
     for each in records:
         letters.take(each)
     return letters.found
@@ -66,7 +65,7 @@ def letters_of(*records: ConsumerRecord[bytes, bytes]) -> dict[Place, DeadLetter
 
 def test_a_letter_is_the_record_as_it_came() -> None:
     (letter,) = letters_of(letter_record(0)).values()
-    assert (letter.place, letter.key, letter.headers) == (Place(3, 0), b"s", (("trace", b"x"), CARRIED))
+    assert (letter.number, letter.key, letter.headers) == (LetterNumber(3, 0), b"s", (("trace", b"x"), CARRIED))
     assert (letter.info.reason, letter.source, letter.size, letter.at) == ("malformed", "built/3@41", 11, 1000.0)
 
 
@@ -78,10 +77,10 @@ def test_every_key_comes_back_as_it_was(key: bytes) -> None:
 
 def test_a_letter_that_died_twice_keeps_its_first_death_out_of_the_second() -> None:
     (first,) = letters_of(letter_record(0)).values()
-    driven = re_driven(first, b"as received", SETTINGS)[0]
+    driven = redrive_records(first, b"as received", SETTINGS)[0]
     assert driven.headers[-1] == ("re-driven", b"3:0")
     (second,) = letters_of(letter_record(9, headers=driven.headers)).values()
-    assert re_driven(second, b"", SETTINGS)[0].headers == (("trace", b"x"), CARRIED, ("re-driven", b"3:9"))
+    assert redrive_records(second, b"", SETTINGS)[0].headers == (("trace", b"x"), CARRIED, ("re-driven", b"3:9"))
 
 
 def test_decisions_give_the_state() -> None:
@@ -93,16 +92,16 @@ def test_decisions_give_the_state() -> None:
         decision_record(4, "replayed", of=2),
     )
     assert [str(letter.state) for letter in found.values()] == ["open", "dropped", "replayed"]
-    assert found[Place(3, 1)].decisions[0].by == "ada"
+    assert found[LetterNumber(3, 1)].decisions[0].by == "ada"
 
 
 def test_what_says_nothing_of_itself_is_a_letter_that_can_be_driven_nowhere() -> None:
     found = letters_of(record(7, b"s", b"who knows", [(DEAD_LETTER, b"{}")]), record(8, b"s", b"who knows", []))
     assert [letter.info.reason for letter in found.values()] == ["unreadable", "unreadable"]
-    letter = found[Place(3, 8)]
+    letter = found[LetterNumber(3, 8)]
     assert in_full(letter, b"who knows", full=False)["payload"]["begins"] == "who knows"
     with pytest.raises(InvalidInputError, match="no topic of the registry"):
-        re_driven(letter, b"who knows", SETTINGS)
+        redrive_records(letter, b"who knows", SETTINGS)
 
 
 def test_filters_choose() -> None:
@@ -116,8 +115,8 @@ def test_filters_choose() -> None:
 
     def numbers(*names: str, **options: str | None) -> list[int]:
         given = {name: options.get(name) for name in ("stage", "reason", "topic", "key", "since", "state")}
-        wanted = wanted_of(names, *given.values(), now=10_000.0)
-        return [letter.place.offset for letter in chosen(found, wanted)]
+        wanted = letter_filter(names, *given.values(), now=10_000.0)
+        return [letter.number.offset for letter in select_letters(found, wanted)]
 
     assert numbers() == [0, 1, 2, 3]
     assert numbers(state="open") == [0, 1, 2]
@@ -135,21 +134,21 @@ def test_filters_choose() -> None:
 @pytest.mark.parametrize("text", ["3", "3:", ":4", "a:b", "3:4:5", "-1:2"])
 def test_a_number_is_partition_and_offset(text: str) -> None:
     with pytest.raises(InvalidInputError, match="no number of a dead letter"):
-        Place.parse(text)
+        LetterNumber.parse(text)
 
 
 def test_moments() -> None:
-    assert moment("90s", 1000.0) == 910.0
-    assert moment("1.5h", 10_000.0) == 4600.0
-    assert moment("1970-01-01T01:00", 0.0) == 3600.0
-    assert moment("1970-01-01T01:00+01:00", 0.0) == 0.0
+    assert parse_time("90s", 1000.0) == 910.0
+    assert parse_time("1.5h", 10_000.0) == 4600.0
+    assert parse_time("1970-01-01T01:00", 0.0) == 3600.0
+    assert parse_time("1970-01-01T01:00+01:00", 0.0) == 0.0
     with pytest.raises(InvalidInputError, match="is no time"):
-        moment("yesterday", 0.0)
+        parse_time("yesterday", 0.0)
 
 
 def test_re_driving_reopens_what_the_death_had_closed() -> None:
     (letter,) = letters_of(letter_record(0)).values()
-    driven, reopened = re_driven(letter, b"as received", SETTINGS)
+    driven, reopened = redrive_records(letter, b"as received", SETTINGS)
     assert (driven.topic, driven.key, driven.value) == ("t.built", b"s", b"as received")
     assert driven.partition == partition_of(b"s", 8)
     word = decode(TokenDisposition, reopened.value, reopened.headers)
@@ -160,14 +159,14 @@ def test_re_driving_reopens_what_the_death_had_closed() -> None:
 def test_units_that_another_record_holds_are_not_reopened() -> None:
     held = PoisonRecordError("conflict", "known with other content", units_held=True)
     (letter,) = letters_of(letter_record(0, error=held)).values()
-    assert [item.topic for item in re_driven(letter, b"", SETTINGS)] == ["t.built"]
+    assert [item.topic for item in redrive_records(letter, b"", SETTINGS)] == ["t.built"]
 
 
 def test_a_record_of_a_single_partition_goes_back_there() -> None:
     received = InputRecord(POLICIES, 0, 4, b"policy", b"{", ())
     emit = dead_letter(received, "batcher", PoisonRecordError("malformed", "")).records[0]
     (letter,) = letters_of(record(0, b"policy", b"{", emit.headers)).values()
-    assert [(item.topic, item.partition) for item in re_driven(letter, b"{", SETTINGS)] == [("t.policies", 0)]
+    assert [(item.topic, item.partition) for item in redrive_records(letter, b"{", SETTINGS)] == [("t.policies", 0)]
 
 
 def test_a_letter_in_full_shows_payload_and_units() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rollmill.cli.replay_command import offsets, options
+from rollmill.cli.commands.replay import offsets, options
 from rollmill.errors import InvalidInputError
 from rollmill.models import (
     Disposition,
@@ -25,11 +25,11 @@ from rollmill.models import (
 )
 from rollmill.ops.ledger import Reconciliation
 from rollmill.ops.replay.comparison import Comparison
-from rollmill.ops.replay.merge import Waiting
+from rollmill.ops.replay.merge import PendingEvaluations
 from rollmill.ops.replay.plan import Plan, settings_into
 from rollmill.ops.replay.selection import Selection
 from rollmill.ops.replay.summary import Summary
-from rollmill.ops.replay.timeline import Kind, Taken, listed, merged, rewarded_at, slices
+from rollmill.ops.replay.timeline import InputKind, TimedInput, in_time_order, merged, rewarded_at, slices
 from rollmill.runtime.stream import InputRecord
 from rollmill.settings import KafkaSettings
 from rollmill.testing.samples.sessions import completion
@@ -108,22 +108,22 @@ async def collected(stream: AsyncIterator[Any]) -> list[Any]:
     return [item async for item in stream]
 
 
-async def ordered(taken: Iterable[Taken]) -> list[Taken]:
+async def ordered(taken: Iterable[TimedInput]) -> list[TimedInput]:
     """Split over streams at random, then merged."""
-    streams: list[list[Taken]] = [[], [], []]
+    streams: list[list[TimedInput]] = [[], [], []]
     for item in taken:
         random.Random(item.offset).choice(streams).append(item)  # noqa: S311  # any split will do
-    return await collected(merged([listed(stream) for stream in streams]))
+    return await collected(merged([in_time_order(stream) for stream in streams]))
 
 
 async def test_streams_are_merged_by_time_then_kind_then_place() -> None:
-    inputs = [Taken(float(at), kind, 0, 10 * at + kind) for at in range(5) for kind in Kind]
+    inputs = [TimedInput(float(at), kind, 0, 10 * at + kind) for at in range(5) for kind in InputKind]
     shuffled = random.Random(1).sample(inputs, len(inputs))  # noqa: S311  # any order will do
     assert await ordered(shuffled) == inputs
 
 
 async def test_slices_hold_so_much_time() -> None:
-    stream = listed(Taken(at, Kind.TRAJECTORY) for at in (0.0, 0.2, 0.25, 0.4, 9.0))
+    stream = in_time_order(TimedInput(at, InputKind.TRAJECTORY) for at in (0.0, 0.2, 0.25, 0.4, 9.0))
     assert [[item.at for item in part] for part in await collected(slices(stream, 0.25))] == [
         [0.0, 0.2],
         [0.25, 0.4],
@@ -136,7 +136,7 @@ def evaluation(offset: int) -> InputRecord:
 
 
 def test_evaluations_come_in_the_order_of_time_and_of_their_session() -> None:
-    waiting = Waiting()
+    waiting = PendingEvaluations()
     for offset, (session, at) in enumerate([("a", 50.0), ("a", 0.0), ("b", 20.0), ("c", 1.0)]):
         waiting.add((session, 1), at, evaluation(offset))
     waiting.built(("a", 1), 10.0)

@@ -1,4 +1,4 @@
-"""The records by which a rank closes a step: the outcome of each of its traces, and the acknowledgement (rule L3)."""
+"""The records that finish a step on one rank: the outcome of each of its traces, and the acknowledgement (rule L3)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ STAGE = "trainer"
 STALE = "stale_at_hand_over"
 
 
-def outcomes(header: BatchHeader, verdict: FilterResult, at: float) -> Iterator[TokenDisposition]:
-    """Trained or excluded, for each trace of the header's own rank; other ranks write their own."""
-    for row, kept in zip(header.table, verdict.kept, strict=True):
+def outcomes(header: BatchHeader, result: FilterResult, at: float) -> Iterator[TokenDisposition]:
+    """Trained or excluded, for each trace of the header's own rank; other ranks write theirs."""
+    for row, kept in zip(header.table, result.kept, strict=True):
         if row.rank == header.rank:
             yield _outcome(row, header.batch_id, at, trained=kept)
 
@@ -48,14 +48,14 @@ def acknowledgement(header: BatchHeader, at: float) -> StepAcknowledged:
 
 
 def closing_records(
-    header: BatchHeader, verdict: FilterResult, at: float, settings: KafkaSettings
+    header: BatchHeader, result: FilterResult, at: float, settings: KafkaSettings
 ) -> list[ProducerRecord]:
-    """Everything that the acknowledgement of a step writes, beside the offset."""
-    closed = [outgoing(OUTCOMES, item.session_id, item, settings) for item in outcomes(header, verdict, at)]
-    return [*closed, outgoing(ACKS, str(header.rank), acknowledgement(header, at), settings)]
+    """Everything that is written when a step is acknowledged, except the offset."""
+    finished = [to_producer_record(OUTCOMES, item.session_id, item, settings) for item in outcomes(header, result, at)]
+    return [*finished, to_producer_record(ACKS, str(header.rank), acknowledgement(header, at), settings)]
 
 
-def outgoing(topic: Topic, key: str, record: Record, settings: KafkaSettings) -> ProducerRecord:
+def to_producer_record(topic: Topic, key: str, record: Record, settings: KafkaSettings) -> ProducerRecord:
     partition = partition_of(key.encode(), topic.partitions(settings))
     headers = ((CONTENT_TYPE, topic.format.encode()),)
     return ProducerRecord(

@@ -21,7 +21,7 @@ def offsets_of(state: StreamState, topic: str) -> dict[TopicPartition, Offset]:
 async def read_committed(clients: KafkaClients, group_id: str, topic: str) -> StreamState | None:
     """The state committed last; None where the group has committed nothing.
 
-    Where partitions of a former world size are left behind, the state that has come furthest is it.
+    Where partitions of a former world size are left, the state that is furthest ahead counts.
     """
     found = await list_committed(clients, group_id, topic)
     states = [_parse(metadata, group_id) for _, metadata in found.values()]
@@ -29,7 +29,7 @@ async def read_committed(clients: KafkaClients, group_id: str, topic: str) -> St
 
 
 async def list_committed(clients: KafkaClients, group_id: str, topic: str) -> dict[int, tuple[int, str]]:
-    """Offset and metadata by partition. A consumer would drop the metadata."""
+    """Offset and metadata by partition. A consumer's API would drop the metadata."""
     admin = clients.admin()
     try:
         await admin.start()
@@ -37,9 +37,9 @@ async def list_committed(clients: KafkaClients, group_id: str, topic: str) -> di
     finally:
         await admin.close()
     return {
-        place.partition: (each.offset, each.metadata)
-        for place, each in found.items()
-        if place.topic == topic and each.offset >= 0
+        partition.partition: (committed.offset, committed.metadata)
+        for partition, committed in found.items()
+        if partition.topic == topic and committed.offset >= 0
     }
 
 
@@ -47,4 +47,4 @@ def _parse(metadata: str, group_id: str) -> StreamState:
     try:
         return StreamState.read(orjson.loads(metadata))
     except orjson.JSONDecodeError as error:
-        raise ConfigurationError(f"group {group_id} was committed by something else: {metadata!r}") from error
+        raise ConfigurationError(f"group {group_id} was committed by another program: {metadata!r}") from error

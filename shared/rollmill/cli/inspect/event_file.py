@@ -1,4 +1,4 @@
-"""Events from a file: one JSON object a line. What cannot be read is named by its line, and the rest goes on."""
+"""Events from a file, one JSON object per line. An unreadable line is reported by its number; reading goes on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ AS_JSON: Headers = (("content-type", JSON.encode()),)
 
 
 @dataclass(frozen=True)
-class Read:
-    """What came out of a file or a topic."""
+class EventsRead:
+    """The events of a file or a topic."""
 
     events: tuple[CompletionEvent, ...]
     problems: tuple[str, ...]
-    """One for each record that cannot be read, with its place."""
+    """One message for each unreadable record, with its position."""
 
 
-def read_lines(lines: Iterable[bytes]) -> Read:
+def read_lines(lines: Iterable[bytes]) -> EventsRead:
     """Each line is an event, a bare completion record, or a line of ``rollmill tail completions --full``."""
     events: list[CompletionEvent] = []
     problems: list[str] = []
@@ -35,7 +35,7 @@ def read_lines(lines: Iterable[bytes]) -> Read:
                 events.append(_event(text.strip()))
         except PoisonRecordError as error:
             problems.append(f"line {number}: {error}")
-    return Read(tuple(events), tuple(problems))
+    return EventsRead(tuple(events), tuple(problems))
 
 
 def _event(text: bytes) -> CompletionEvent:

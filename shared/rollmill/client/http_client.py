@@ -1,4 +1,4 @@
-"""Requests to a capture, by urllib: JSON in, JSON out, tried again where it says when to come back."""
+"""Requests to a capture, by urllib: JSON in, JSON out, retried after capture's ``retry-after``."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import Any
 
 from rollmill.errors import InvalidInputError, RetryableError, RollmillError
 
-COME_BACK = (429, 503)
-"""Capture says with ``retry-after`` when."""
+RETRY_LATER = (429, 503)
+"""HTTP statuses with a ``retry-after`` header."""
 UNREACHABLE_SECONDS = 1.0
 
 
 class CaptureRefusedError(RollmillError):
-    """Capture does not do what it was asked; ``status`` is HTTP's."""
+    """Capture refused the request; ``status`` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
 
 
-class ComeBackError(CaptureRefusedError):
-    """Refused for now."""
+class RetryLaterError(CaptureRefusedError):
+    """Refused for now; ``retry_after`` in seconds."""
 
     retry_after = 1.0
 
 
 class CaptureUnreachableError(RetryableError):
-    """Nobody answers."""
+    """No capture answers."""
 
 
 @dataclass(frozen=True)
-class Web:
-    """``patience``: how long, in seconds, to try again; ``seconds``: for one answer."""
+class HttpClient:
+    """``patience``: seconds in which to retry; ``seconds``: timeout of one request."""
 
     url: str
     api_key: str | None = None
@@ -63,13 +63,13 @@ class Web:
             self.sleep(pause)
 
     def _pause(self, error: CaptureRefusedError) -> float | None:
-        """Seconds until the next try; None: it would be refused again."""
-        return error.retry_after if isinstance(error, ComeBackError) else None
+        """Seconds until the next try; None: no retry, it would be refused again."""
+        return error.retry_after if isinstance(error, RetryLaterError) else None
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         address = self.url.rstrip("/") + path
         if not address.startswith(("http://", "https://")):
-            raise InvalidInputError(f"{self.url!r} is no address of a capture, e.g. http://127.0.0.1:8700")
+            raise InvalidInputError(f"{self.url!r} is no address of a capture; give one like http://127.0.0.1:8700")
         headers = {"content-type": "application/json"}
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -92,11 +92,11 @@ def _refused(error: urllib.error.HTTPError, address: str) -> CaptureRefusedError
         message = json.loads(raw)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = raw[:300]
-    refused = ComeBackError if error.code in COME_BACK else CaptureRefusedError
-    made = refused(f"{address} answers {error.code}: {message}", error.code)
-    if isinstance(made, ComeBackError):
-        made.retry_after = _seconds(error.headers.get("retry-after"))
-    return made
+    kind = RetryLaterError if error.code in RETRY_LATER else CaptureRefusedError
+    refusal = kind(f"{address} answers {error.code}: {message}", error.code)
+    if isinstance(refusal, RetryLaterError):
+        refusal.retry_after = _seconds(error.headers.get("retry-after"))
+    return refusal
 
 
 def _seconds(header: str | None) -> float:

@@ -1,4 +1,4 @@
-"""Records of a log as stages get them."""
+"""Records of a log as the stages receive them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollmill.topics import Topic
 
 
 async def records(log: Log, topic: Topic, only: int | None = None) -> AsyncIterator[InputRecord]:
-    """All of a topic, or of one partition, in order within each partition; large values from where they are kept."""
+    """All records of a topic, or of one partition, in order within each partition; large values from object storage."""
     claims = TaskClaimCheck.of(log.settings)
     async for raw in log.read(topic, only=only):
         received = InputRecord(topic, raw.partition, raw.offset, raw.key or b"", raw.value, tuple(raw.headers))
@@ -21,7 +21,7 @@ async def records(log: Log, topic: Topic, only: int | None = None) -> AsyncItera
 
 
 def readable(record: InputRecord) -> Any:
-    """The decoded value; None for what the live run set aside."""
+    """The decoded value; None for an unreadable record, which the live run wrote to the dead letters."""
     try:
         return record.read()
     except PoisonRecordError:

@@ -1,4 +1,4 @@
-"""Token ids as people read them: the ids themselves, or their texts by a tokenizer."""
+"""Token ids for display: the ids themselves, or their texts by a tokenizer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def ids_only(ids: Sequence[int]) -> list[str]:
 def pieces_of(source: str) -> Pieces:
     """``source`` as `rollmill.strategies.decoding.decoder` takes it.
 
-    A token that is no text of its own is shown as its id. Raises InvalidInputError.
+    A token that is no whole text is shown as its id. Raises InvalidInputError.
     """
     try:
         decode = decoder(source)
-        decode([])  # a bad file is told now, and not in the middle of the picture
+        decode([])  # an unreadable file is reported now, not while drawing
     except ValueError as error:
         raise InvalidInputError(str(error)) from error
     return lambda ids: [_piece(decode, token) for token in ids]

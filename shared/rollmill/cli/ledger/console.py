@@ -1,12 +1,70 @@
-"""The ledger as tables for people: by policy version, by length of session, by reason, and the verdict."""
+"""``rollmill ledger`` on a console: once, until nothing is pending, or again and again, as a table or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 
-from rollmill.ops.ledger import Balance, Totals
+from rollmill.ops.ledger import Balance, Totals, balances
+from rollmill.settings import KafkaSettings
 
+CLEAR = "\x1b[H\x1b[2J"
+"""Moves a terminal's cursor home and clears its screen."""
 HEAD = ("captured", "trained", "excluded", "dead", "pending", "lost", "doubled")
+
+
+@dataclass(frozen=True)
+class LedgerOptions:
+    """Options of the command. ``timeout``: of settling, in seconds; ``pause``: between two looks, in seconds."""
+
+    as_json: bool
+    settle: bool
+    watch: bool
+    timeout: float
+    pause: float
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+async def run(settings: KafkaSettings, options: LedgerOptions, show: Callable[[str], None] = _print) -> Balance:
+    """Print the balance as the options require, and return the last one."""
+    last = None
+    try:
+        async for balance in _looks(settings, options):
+            last = balance
+            if options.watch:
+                show(_text(balance, options, clear=sys.stdout.isatty()))
+    except asyncio.CancelledError:  # Ctrl-C ends a watch; the exit code is that of the last balance
+        if not options.watch or last is None:
+            raise
+    if last is None:
+        raise RuntimeError("the ledger was not looked at")
+    if not options.watch:
+        show(_text(last, options, clear=False))
+    return last
+
+
+async def _looks(settings: KafkaSettings, options: LedgerOptions) -> AsyncIterator[Balance]:
+    """Ends after one look, or with ``settle`` once nothing is pending; a watch alone has no end."""
+    until = time.monotonic() + options.timeout
+    async for balance in balances(settings, options.pause):
+        yield balance
+        settled = not balance.total.pending or time.monotonic() >= until
+        if settled if options.settle else not options.watch:
+            return
+
+
+def _text(balance: Balance, options: LedgerOptions, *, clear: bool) -> str:
+    if options.as_json:
+        return json.dumps(balance.as_json())
+    return (CLEAR if clear else "") + ledger_table(balance)
 
 
 def ledger_table(balance: Balance) -> str:

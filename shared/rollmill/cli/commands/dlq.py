@@ -17,7 +17,7 @@ Reason = Annotated[str | None, typer.Option(help="Only those with this reason co
 Topic = Annotated[str | None, typer.Option(help="Only those from this topic, without the prefix.")]
 Key = Annotated[str | None, typer.Option(help="Only those with this key, such as a session id.")]
 Since = Annotated[str | None, typer.Option(help="Only those set aside since: an ISO 8601 time, or 2h ago as 2h.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 By = Annotated[str | None, typer.Option(help="Who decides; else the user of this process.")]
 
 
@@ -34,11 +34,11 @@ def list_letters(
     prefix: Prefix = None,
 ) -> None:
     """List dead letters, by default those that nothing was decided about."""
-    from rollmill.cli.dlq import listed, wanted_of  # noqa: PLC0415
+    from rollmill.cli.dead_letters import letter_filter, print_list  # noqa: PLC0415
 
-    wanted = wanted_of((), stage, reason, topic, key, since, None if state == "all" else state, now=time.time())
+    wanted = letter_filter((), stage, reason, topic, key, since, None if state == "all" else state, now=time.time())
     settings = kafka_settings(bootstrap_servers, prefix)
-    on_kafka(settings, listed(settings, wanted, as_json=as_json))
+    on_kafka(settings, print_list(settings, wanted, as_json=as_json))
 
 
 @app.command()
@@ -50,10 +50,10 @@ def show(
     prefix: Prefix = None,
 ) -> None:
     """Show one dead letter: reason, error, source position, headers, payload, decisions."""
-    from rollmill.cli.dlq import shown  # noqa: PLC0415
+    from rollmill.cli.dead_letters import print_letter  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
-    on_kafka(settings, shown(settings, number, full=full, as_json=as_json))
+    on_kafka(settings, print_letter(settings, number, full=full, as_json=as_json))
 
 
 @app.command()
@@ -90,12 +90,12 @@ def drop(
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
 ) -> None:
-    """Decide that letters stay dead, and keep who said so and why. Nothing is deleted."""
+    """Decide that letters stay dead, and record who decided and why. Nothing is deleted."""
     _decide("drop", numbers, stage, reason, topic, key, since, every, why, by, dry_run, bootstrap_servers, prefix)
 
 
 def _decide(
-    what: str,
+    action: str,
     numbers: list[str] | None,
     stage: str | None,
     reason: str | None,
@@ -109,9 +109,9 @@ def _decide(
     bootstrap_servers: str | None,
     prefix: str | None,
 ) -> None:
-    from rollmill.cli.dlq import Decision, decided, wanted_of  # noqa: PLC0415
+    from rollmill.cli.dead_letters import DecisionOptions, decide, letter_filter  # noqa: PLC0415
 
     state: Any = None if numbers else "open"
-    wanted = wanted_of(numbers or (), stage, reason, topic, key, since, state, now=time.time())
+    wanted = letter_filter(numbers or (), stage, reason, topic, key, since, state, now=time.time())
     settings = kafka_settings(bootstrap_servers, prefix)
-    on_kafka(settings, decided(settings, wanted, Decision(what, why, by, dry_run, every)))
+    on_kafka(settings, decide(settings, wanted, DecisionOptions(action, why, by, dry_run, every)))

@@ -1,4 +1,4 @@
-"""Points in time as a person types them."""
+"""Points in time, as they are typed on the command line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rollmill.errors import InvalidInputError
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def moment(text: str, now: float) -> float:
-    """Seconds since the epoch of an ISO 8601 time (UTC unless it says so), or of so long ago: ``90s``, ``2h``, ``3d``.
+def parse_time(text: str, now: float) -> float:
+    """Seconds since the epoch of an ISO 8601 time (UTC unless it says so), or of a time ago: ``90s``, ``2h``, ``3d``.
 
     Raises InvalidInputError.
     """

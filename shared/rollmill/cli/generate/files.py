@@ -1,4 +1,4 @@
-"""The generated files of the source tree: what they must hold, what differs, and writing them."""
+"""The generated files of the source tree: their expected text, which of them differ, and writing them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import rollmill
-from rollmill.cli.schema_files import schema_files
-from rollmill.cli.topic_files import GENERATED, asyncapi_document, topic_table, topics_document
+from rollmill.cli.generate.schemas import schema_files
+from rollmill.cli.generate.topics import GENERATED, asyncapi_document, topic_table, topics_document
 from rollmill.errors import ConfigurationError
 
 README = "README.md"
@@ -54,6 +54,6 @@ def _has(path: Path, text: str) -> bool:
 
 
 def _yaml(document: dict[str, Any]) -> str:
-    import yaml  # noqa: PLC0415  # only whoever works on the source tree has it
+    import yaml  # noqa: PLC0415  # a development dependency
 
     return GENERATED + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120)

@@ -1,10 +1,10 @@
-"""What is written down about the topics: ``topics.yaml``, ``asyncapi.yaml`` and the README's table. Pure."""
+"""Documents about the topics: ``topics.yaml``, ``asyncapi.yaml`` and the README's table. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rollmill.cli.schema_files import event_models, schema_path
+from rollmill.cli.generate.schemas import event_models, schema_path
 from rollmill.settings import KafkaSettings
 from rollmill.topics import REGISTRY, Partitioning, Topic
 
@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 def default_settings() -> KafkaSettings:
-    """The defaults themselves, whatever the environment says: generated files are the same everywhere."""
+    """The defaults, whatever the environment sets: generated files are the same everywhere."""
     return KafkaSettings.model_construct()
 
 
@@ -26,7 +26,7 @@ def topics_document() -> dict[str, Any]:
 
 
 def topic_entry(topic: Topic, settings: KafkaSettings) -> dict[str, Any]:
-    """Everything the registry says of a topic, as plain data."""
+    """A topic's entry in the registry, as plain data."""
     return {
         "name": topic.name,
         "meaning": topic.meaning,
@@ -115,7 +115,7 @@ def _table_row(topic: Topic) -> str:
         f"`{topic.name}`",
         topic.key,
         topic.meaning,
-        _format_words(topic),
+        _format_name(topic),
         COUNTS[topic.partitioning],
         f"{topic.max_bytes // MIB} MiB",
         _kept(topic),
@@ -124,7 +124,7 @@ def _table_row(topic: Topic) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _format_words(topic: Topic) -> str:
+def _format_name(topic: Topic) -> str:
     return topic.format.removeprefix("application/").removeprefix("vnd.")
 
 

@@ -13,7 +13,7 @@ from rollmill.models.outcome import DeadLetterDecision
 from rollmill.topics import REGISTRY
 
 VERSION = 1
-"""Of all schemas. A change that old records do not survive makes a new version; the old one stays."""
+"""Of all schemas. A change that makes old records invalid needs a new version; the old one stays."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
@@ -44,7 +44,7 @@ def event_name(model: type[BaseModel]) -> str:
 
 
 def schema_path(event: str) -> str:
-    """Where the schema of an event lies under ``schemas/``."""
+    """Path of an event's schema under ``schemas/``."""
     return f"{event}.v{VERSION}.schema.json"
 
 
@@ -56,7 +56,7 @@ def json_schema(event: str, model: Any) -> dict[str, Any]:
 
 
 def _standard(schema: Any) -> Any:
-    """Bounds under the names of JSON Schema: pydantic keeps its own for a number with validators of ours."""
+    """Bounds under the names of JSON Schema: for a number with custom validators pydantic keeps its own names."""
     if isinstance(schema, list):
         return [_standard(item) for item in schema]
     if not isinstance(schema, dict):

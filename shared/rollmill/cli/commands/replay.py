@@ -35,7 +35,7 @@ def replay(
     prefix: Prefix = None,
 ) -> None:
     """Read the log again with other rules, into another prefix, and compare. The live run is only read."""
-    from rollmill.cli.moments import moment  # noqa: PLC0415
+    from rollmill.cli.timestamps import parse_time  # noqa: PLC0415
     from rollmill.models import EvaluatorSpec, StrategySpec  # noqa: PLC0415
     from rollmill.ops.replay import Plan, replay  # noqa: PLC0415
     from rollmill.ops.replay.plan import settings_into  # noqa: PLC0415
@@ -53,7 +53,7 @@ def replay(
         into=settings_into(live, into),
         builder=None if builder is None else StrategySpec(strategy=builder, config=json_object(builder_config) or {}),
         evaluators=graders or None,
-        since=None if since is None else moment(since, time.time()),
+        since=None if since is None else parse_time(since, time.time()),
         from_offset=None if from_offset is None else offsets(from_offset),
         options=options([*(option or ()), *([] if max_staleness is None else [f"max_staleness={max_staleness}"])]),
     )

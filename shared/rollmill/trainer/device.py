@@ -13,6 +13,8 @@ from rollmill.trainer.layouts.micro_batch import MicroBatch, PaddedMicroBatch
 Batch = TypeVar("Batch", MicroBatch, PaddedMicroBatch)
 StartedCopy: TypeAlias = "Callable[[], Batch]"
 """A copy that has been started; called, it returns the batch for use on the current stream."""
+Begun: TypeAlias = "Callable[[], Batch]"
+"""The name of `StartedCopy` in version 0.1.0."""
 
 
 def on_device(batches: Iterable[Batch], device: torch.device | str, ahead: int = 1) -> Iterator[Batch]:

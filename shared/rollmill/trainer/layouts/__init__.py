@@ -4,3 +4,7 @@ safetensors_reader: the bytes of a record as arrays, without a copy. arrays: tho
 returns. trace_slicing: traces selected and joined. micro_batch: the same as torch tensors; torch is imported when the
 first tensor is made.
 """
+
+from rollmill.trainer.layouts.arrays import PackedArrays, PaddedArrays, Side, pack, pad
+
+__all__ = ["PackedArrays", "PaddedArrays", "Side", "pack", "pad"]

@@ -9,7 +9,7 @@ from rollmill.models import Disposition, PolicyVersion
 from rollmill.settings import KafkaSettings
 from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.topics import ACKS, OUTCOMES
-from rollmill.trainer.acknowledgement import closing_records, outcomes
+from rollmill.trainer.batches.acknowledgement import closing_records, outcomes
 from rollmill.trainer.batches.rank_assignment import RankAssignment
 from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.batches.state import StreamState

@@ -7,7 +7,7 @@ bit-identical.
 
 - batches/: `BatchStream`, the steps of one rank; trajectories/: `TrajectoryStream`, for trainers that batch themselves.
 - layouts/: arrays and tensors of a micro-batch; policy/: `PolicyPublisher`, `Captures`; flux/: the Flux API.
-- acknowledgement, transactional_writer, committed_offsets: what is written to Kafka, by whom, and read back.
+- producer_records, transactional_writer, committed_offsets: what is written to Kafka, by whom, and read back.
 - consumer_mode: one consumer of record per run; event_loop_thread: makes the outside synchronous.
 - dataset, device: torch's dataset and copies to a device; these two alone import torch.
 

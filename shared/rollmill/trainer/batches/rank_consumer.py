@@ -16,15 +16,15 @@ from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import ACKS, BATCHES
-from rollmill.trainer.acknowledgement import acknowledgement, closing_records, to_producer_record
+from rollmill.trainer.batches.acknowledgement import acknowledgement, closing_records
 from rollmill.trainer.batches.rank_assignment import OtherWorldSizeError, RankAssignment, return_command
 from rollmill.trainer.batches.reader import MultiPartitionReader
 from rollmill.trainer.batches.resharding import read_placement
 from rollmill.trainer.batches.staleness_filter import FilterResult
-from rollmill.trainer.batches.state import StreamState
+from rollmill.trainer.batches.state import StreamState, offsets_of, read_committed
 from rollmill.trainer.batches.step_assembly import Expectation, StepRecords
-from rollmill.trainer.committed_offsets import offsets_of, read_committed
 from rollmill.trainer.policy.history import PolicyHistory, read_history
+from rollmill.trainer.producer_records import to_producer_record
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
 

@@ -14,7 +14,7 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import ACKS, BATCHES
-from rollmill.trainer.acknowledgement import to_producer_record
+from rollmill.trainer.producer_records import to_producer_record
 
 POLL_MS = 200
 ANSWER_MARKER = b'"placed"'

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import orjson
+from aiokafka import TopicPartition
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from rollmill.errors import ConfigurationError
-from rollmill.models import Identifier, Record
+from rollmill.models import Identifier, Record, dump_json
+from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.transaction import Offset
 from rollmill.trainer.batches.rank_assignment import RankAssignment
+from rollmill.trainer.committed_offsets import list_committed
 
 
 class StreamState(Record):
@@ -65,3 +70,26 @@ class StreamState(Record):
         """With the partitions of one rank only."""
         kept = {number: offset for number, offset in self.offsets.items() if int(number) in assignment.partitions}
         return self.replace(offsets=kept)
+
+
+def offsets_of(state: StreamState, topic: str) -> dict[TopicPartition, Offset]:
+    """What to commit for a state; the metadata is some hundred bytes of 4 KiB."""
+    metadata = dump_json(state.dump()).decode()
+    return {TopicPartition(topic, int(number)): (offset, metadata) for number, offset in state.offsets.items()}
+
+
+async def read_committed(clients: KafkaClients, group_id: str, topic: str) -> StreamState | None:
+    """The state committed last; None where the group has committed nothing.
+
+    Where partitions of a former world size are left, the state that is furthest ahead counts.
+    """
+    found = await list_committed(clients, group_id, topic)
+    states = [_parse(metadata, group_id) for _, metadata in found.values()]
+    return max(states, key=lambda state: (state.placement, state.next_step), default=None)
+
+
+def _parse(metadata: str, group_id: str) -> StreamState:
+    try:
+        return StreamState.read(orjson.loads(metadata))
+    except orjson.JSONDecodeError as error:
+        raise ConfigurationError(f"group {group_id} was committed by another program: {metadata!r}") from error

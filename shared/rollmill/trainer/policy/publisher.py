@@ -12,10 +12,10 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import POLICIES
-from rollmill.trainer.acknowledgement import to_producer_record
 from rollmill.trainer.event_loop_thread import EventLoopThread
 from rollmill.trainer.policy.capture_client import Captures
 from rollmill.trainer.policy.history import PolicyHistory, read_history
+from rollmill.trainer.producer_records import to_producer_record
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
 

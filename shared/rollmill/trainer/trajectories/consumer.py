@@ -22,8 +22,8 @@ from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
 from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
 from rollmill.settings import KafkaSettings
 from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES
-from rollmill.trainer.acknowledgement import to_producer_record
 from rollmill.trainer.committed_offsets import list_committed
+from rollmill.trainer.producer_records import to_producer_record
 from rollmill.trainer.trajectories.offset_watermark import OffsetWatermark
 from rollmill.trainer.transactional_writer import TransactionalWriter
 

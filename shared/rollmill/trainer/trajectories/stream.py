@@ -13,10 +13,10 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import TRAJECTORIES
-from rollmill.trainer.acknowledgement import STAGE
 from rollmill.trainer.batches.stream import NoBatch
 from rollmill.trainer.consumer_mode import require_consumer_mode
 from rollmill.trainer.event_loop_thread import EventLoopThread
+from rollmill.trainer.producer_records import STAGE
 from rollmill.trainer.trajectories.consumer import ReceivedTrajectory, RecordPosition, TrajectoryConsumer
 from rollmill.trainer.trajectories.offset_watermark import OffsetWatermark, TooManyGapsError
 from rollmill.trainer.transactional_writer import TransactionalWriter

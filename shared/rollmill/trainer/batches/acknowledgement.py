@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollmill.codec import CONTENT_TYPE, encode
-from rollmill.models import BatchHeader, Disposition, Record, StepAcknowledged, TokenDisposition, TraceRow, outcome
+from rollmill.models import BatchHeader, Disposition, StepAcknowledged, TokenDisposition, TraceRow, outcome
 from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.settings import KafkaSettings
-from rollmill.topics import ACKS, OUTCOMES, Topic, partition_of
+from rollmill.topics import ACKS, OUTCOMES
 from rollmill.trainer.batches.staleness_filter import FilterResult
+from rollmill.trainer.producer_records import STAGE, to_producer_record
 
-STAGE = "trainer"
 STALE = "stale_at_hand_over"
 
 
@@ -53,11 +52,3 @@ def closing_records(
     """Everything that is written when a step is acknowledged, except the offset."""
     finished = [to_producer_record(OUTCOMES, item.session_id, item, settings) for item in outcomes(header, result, at)]
     return [*finished, to_producer_record(ACKS, str(header.rank), acknowledgement(header, at), settings)]
-
-
-def to_producer_record(topic: Topic, key: str, record: Record, settings: KafkaSettings) -> ProducerRecord:
-    partition = partition_of(key.encode(), topic.partitions(settings))
-    headers = ((CONTENT_TYPE, topic.format.encode()),)
-    return ProducerRecord(
-        topic.full_name(settings.prefix), partition, key.encode(), encode(record, topic.format), headers
-    )

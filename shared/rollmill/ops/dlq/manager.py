@@ -22,7 +22,7 @@ from rollmill.settings import KafkaSettings
 from rollmill.topics import DEAD_LETTERS, OUTCOMES, REGISTRY, Partitioning, Topic, partition_of
 
 STAGE = "dlq"
-RE_DRIVEN = "redrive_records"
+RE_DRIVEN = "re_driven"
 RE_DRIVEN_HEADER = "re-driven"
 """Added to a record that is driven again: the number of its dead letter."""
 DEADLINE_SECONDS = 20.0

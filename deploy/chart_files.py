@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from rollmill.cli.topic_files import GENERATED, topics_document
+from rollmill.cli.generate.topics import GENERATED, topics_document
 from rollmill.settings import KafkaSettings
 from rollmill_batcher.settings import BatcherSettings
 from rollmill_builder.settings import BuilderSettings

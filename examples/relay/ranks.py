@@ -17,7 +17,7 @@ from grpo_minimal import LogProbs, packed
 from relay.options import Layout
 from rollmill.models import PolicyVersion
 from rollmill.trainer import BatchStream, MicroBatch, PaddedMicroBatch, Step
-from rollmill.trainer.batches.step_assembly import joined
+from rollmill.trainer.batches.step_assembly import join_partitions
 
 
 class RankStreams:
@@ -65,7 +65,7 @@ def together(steps: Sequence[Step]) -> Step:
         for step in steps:
             step.ack()
 
-    whole = Step(joined([step.records for step in steps]), first.verdict, acknowledge)
+    whole = Step(join_partitions([step.records for step in steps]), first.verdict, acknowledge)
     vars(whole)["arrays"] = tuple(chain.from_iterable(step.arrays for step in steps))
     return whole
 

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
-from rollmill.cli.generated import differing
-from rollmill.cli.schema_files import event_models, schema_path
+from rollmill.cli.generate.files import differing
+from rollmill.cli.generate.schemas import event_models, schema_path
 from rollmill.codec import JSON, MSGPACK, decode, encode
 from rollmill.errors import PoisonRecordError
 from rollmill.topics import REGISTRY

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rollmill.cli.commands import app
 from rollmill.errors import FencedError
-from rollmill.ops.dlq import Place, open_manager, read_letters
+from rollmill.ops.dlq import LetterNumber, open_manager, read_letters
 from rollmill.ops.ledger import Balance, read_balance
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
@@ -150,4 +150,4 @@ async def test_the_newest_desk_is_the_only_one(world: World) -> None:
                 await old.drop(second, "no use")
         states = [str(letter.state) for letter in (await read_letters(world.settings)).values()]
     assert states == ["dropped", "open"]
-    assert isinstance(first, Place)
+    assert isinstance(first, LetterNumber)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from rollmill.cli.inspect.command import Wanted, found
+from rollmill.cli.inspect.command import SessionQuery, find_sessions
 from rollmill.cli.inspect.views import SessionView
 from rollmill.codec import JSON, MSGPACK, encode
 from rollmill.errors import InvalidInputError
@@ -57,8 +57,8 @@ async def send(
         await producer.send_and_wait(topic.full_name(settings.prefix), value, key.encode())
 
 
-async def inspected(settings: KafkaSettings, wanted: Wanted) -> tuple[list[SessionView], tuple[str, ...]]:
-    return await asyncio.to_thread(found, wanted, settings)
+async def inspected(settings: KafkaSettings, wanted: SessionQuery) -> tuple[list[SessionView], tuple[str, ...]]:
+    return await asyncio.to_thread(find_sessions, wanted, settings)
 
 
 async def command(settings: KafkaSettings, *arguments: str) -> tuple[int | None, str, str]:
@@ -85,7 +85,7 @@ async def test_a_session_is_read_from_its_partition(settings: KafkaSettings) -> 
     async with KafkaClients(settings).producer() as producer:
         await send(producer, settings, COMPLETIONS, SESSION, [first, b"{", *rest])
         await send(producer, settings, COMPLETIONS, NEIGHBOUR, [b"no concern of ours"])
-    ((view,), problems) = await inspected(settings, Wanted(SESSION))
+    ((view,), problems) = await inspected(settings, SessionQuery(SESSION))
     assert (view.status, view.open, view.from_log) == ("COMPLETED", False, False)
     assert (view.calls, view.traces_in_all, view.captured, view.trained) == (4, 2, 10, 8)
     (trace,) = view.traces
@@ -106,15 +106,15 @@ async def test_what_was_built_is_shown_unless_another_builder_is_asked_for(setti
     async with KafkaClients(settings).producer(f"{settings.prefix}builder") as producer, producer.transaction():
         await send(producer, settings, COMPLETIONS, SESSION, [encode(event, MSGPACK) for event in events()])
         await send(producer, settings, BUILT, SESSION, [encode(trajectory(), MSGPACK)])
-    ((view,), problems) = await inspected(settings, Wanted(SESSION))
+    ((view,), problems) = await inspected(settings, SessionQuery(SESSION))
     assert (view.from_log, view.builder, view.traces_in_all, problems) == (True, "per_request", 3, ())
-    ((again,), _) = await inspected(settings, Wanted(SESSION, builder="prefix_merging"))
+    ((again,), _) = await inspected(settings, SessionQuery(SESSION, builder="prefix_merging"))
     assert (again.from_log, again.traces_in_all) == (False, 2)
 
 
 async def test_a_session_that_is_not_there(settings: KafkaSettings) -> None:
     with pytest.raises(InvalidInputError, match=f"no record of {ELSEWHERE}"):
-        await inspected(settings, Wanted(ELSEWHERE))
+        await inspected(settings, SessionQuery(ELSEWHERE))
     elsewhere = settings.model_copy(update={"prefix": "nowhere."})
     with pytest.raises(InvalidInputError, match=r"no topic nowhere\.completions"):
-        await inspected(elsewhere, Wanted(SESSION))
+        await inspected(elsewhere, SessionQuery(SESSION))

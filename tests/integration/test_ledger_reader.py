@@ -12,7 +12,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from safetensors.numpy import save
 
-from rollmill.cli.ledger import Wanted, run
+from rollmill.cli.ledger.console import LedgerOptions, run
 from rollmill.codec import JSON, Headers, encode, manifest_header
 from rollmill.models import (
     BatchHeader,
@@ -276,7 +276,7 @@ async def test_a_watch_shows_every_look_and_ends_when_nothing_is_pending(world: 
     await world.capture("s1")
     await world.hold(STATE_BATCHER, "s1")
     shown = Shown()
-    wanted = Wanted(as_json=True, settle=True, watch=True, timeout=60.0, pause=0.05)
+    wanted = LedgerOptions(as_json=True, settle=True, watch=True, timeout=60.0, pause=0.05)
     watching = asyncio.create_task(run(world.settings, wanted, shown))
     await asyncio.wait_for(shown.first.wait(), 60)
     await world.say(Disposition.EXCLUDED, "s1", reason="group_expired")
@@ -287,7 +287,7 @@ async def test_a_watch_shows_every_look_and_ends_when_nothing_is_pending(world: 
 
 async def test_stopping_a_watch_keeps_what_it_saw_last(world: World) -> None:
     shown = Shown()
-    wanted = Wanted(as_json=False, settle=False, watch=True, timeout=60.0, pause=60.0)
+    wanted = LedgerOptions(as_json=False, settle=False, watch=True, timeout=60.0, pause=60.0)
     watching = asyncio.create_task(run(world.settings, wanted, shown))
     await asyncio.wait_for(shown.first.wait(), 60)
     watching.cancel()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rollmill.cli.inspect.command import json_line
-from rollmill.cli.inspect.drawing import Pen, drawn
-from rollmill.cli.inspect.lines import read_lines
+from rollmill.cli.inspect.drawing import Pen, draw
+from rollmill.cli.inspect.event_file import read_lines
 from rollmill.cli.inspect.recordings import Recording, folded
 from rollmill.cli.inspect.views import SessionView, TraceView, view_of
 from rollmill.models import StrategySpec
@@ -67,7 +67,7 @@ def test_every_call_is_shown_once_and_the_account_adds_up(world: World, rng: ran
 def test_anything_can_be_drawn(world: World, width: int) -> None:
     _, recording = the_recording(world, seeded_rng(width))
     view, out = the_view(recording), io.StringIO()
-    Console(file=out, width=width, highlight=False).print(drawn(view, Pen()))
+    Console(file=out, width=width, highlight=False).print(draw(view, Pen()))
     drawing = out.getvalue()
     assert all(len(line) <= width for line in drawing.splitlines())
     assert f"trace {view.traces_in_all} of {view.traces_in_all}" in drawing or width < 100 or not view.traces

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.cli.blobs_commands import collect
+from rollmill.cli.commands.maintenance import collect
 from rollmill.codec import MAX_BYTES, MSGPACK, REFERENCE, decode
 from rollmill.errors import ConfigurationError, FatalError, InvalidInputError, PoisonRecordError
 from rollmill.models import EvalResult

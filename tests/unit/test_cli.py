@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from aiokafka import ConsumerRecord
 
-from rollmill.cli.generated import with_table
-from rollmill.cli.ledger_table import ledger_table
-from rollmill.cli.tail import abbreviated, line
+from rollmill.cli.generate.files import with_table
+from rollmill.cli.ledger.console import ledger_table
+from rollmill.cli.tail import abbreviate, line
 from rollmill.codec import DEAD_LETTER, JSON, MSGPACK, encode
 from rollmill.errors import ConfigurationError
 from rollmill.models import CompletionRecord, DeadLetterInfo, PolicyVersion, SampledChoice
@@ -98,7 +98,7 @@ def test_tail_shows_the_reason_of_a_dead_letter() -> None:
 
 def test_short_arrays_and_texts_stay() -> None:
     value = {"a": [1, 2, 3], "b": ["x"] * 20, "c": [{"d": list(range(7))}]}
-    shown = abbreviated(value)
+    shown = abbreviate(value)
     assert shown["a"] == [1, 2, 3]
     assert shown["b"] == ["x"] * 20
     assert shown["c"][0]["d"].endswith("7 in all]")

@@ -18,7 +18,7 @@ import pytest
 import rollmill
 import rollmill.client
 from rollmill.client import CaptureRefusedError, CaptureUnreachableError
-from rollmill.client.web import Web
+from rollmill.client.http_client import HttpClient
 from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyVersion, SessionClosed, SessionOpened, SessionStatus
 from rollmill.runtime.telemetry.clock import SystemClock
@@ -141,7 +141,7 @@ async def test_where_admission_is_full_opening_waits_and_then_gives_up(capture: 
     first = rollmill.session(group="g", group_size=2, url=capture.url)
     await asyncio.to_thread(first.open)
     pauses: list[float] = []
-    web = Web(capture.url, patience=12.0, sleep=pauses.append, now=lambda: sum(pauses))
+    web = HttpClient(capture.url, patience=12.0, sleep=pauses.append, now=lambda: sum(pauses))
     with pytest.raises(CaptureRefusedError, match="room for 0 more") as refused:
         await asyncio.to_thread(web.post, "/v1/sessions", {"group_id": "h"})
     assert (refused.value.status, pauses) == (429, [5.0, 5.0])
@@ -149,9 +149,9 @@ async def test_where_admission_is_full_opening_waits_and_then_gives_up(capture: 
 
 async def test_nobody_there_is_told_with_advice() -> None:
     with pytest.raises(CaptureUnreachableError, match="rollmill up"):
-        await asyncio.to_thread(Web("http://127.0.0.1:9", patience=0.0).post, "/v1/sessions", {})
+        await asyncio.to_thread(HttpClient("http://127.0.0.1:9", patience=0.0).post, "/v1/sessions", {})
     with pytest.raises(InvalidInputError, match="no address"):
-        Web("localhost:8700").post("/v1/sessions", {})
+        HttpClient("localhost:8700").post("/v1/sessions", {})
 
 
 def test_a_session_is_known_inside_its_block_only() -> None:

@@ -16,10 +16,10 @@ from aiokafka import ConsumerRecord
 from rollmill.codec import CONTENT_TYPE, DEAD_LETTER, JSON, MANIFEST, MSGPACK, Headers, decode, encode, read_manifest
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import DeadLetterInfo, EvalResult, SessionOpened, Trace, Trajectory
-from rollmill.ops.dlq.dead_letter import DeadLetters
+from rollmill.ops.dlq.dead_letter import DeadLetterIndex
 from rollmill.ops.ledger.batch_header import batch_header
 from rollmill.ops.ledger.in_flight import _unacknowledged
-from rollmill.ops.ledger.lineage import read_rewound
+from rollmill.ops.ledger.reader import read_rewound
 from rollmill.testing.samples.batches import SampleTrace, step_values
 from rollmill.topics import COMPLETIONS
 from rollmill.trainer.layouts.safetensors_reader import read_batch
@@ -250,7 +250,7 @@ async def test_the_ledger_passes_over_what_nobody_can_read() -> None:
 @pytest.mark.parametrize("key", ["no hex", "abc", "ä"])
 def test_a_dead_letter_with_a_crafted_key_is_a_letter_all_the_same(key: str) -> None:
     info = DeadLetterInfo(reason="r", error="e", stage="s", topic="built", partition=0, offset=0, key=key)
-    letters = DeadLetters()
+    letters = DeadLetterIndex()
     headers = ((DEAD_LETTER, encode(info, JSON)),)
     letters.take(ConsumerRecord("t", 0, 7, 0, 0, b"k", b"v", None, 1, 1, headers))
     (letter,) = letters.found.values()

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollmill.cli.inspect.command import Wanted, found, print_views
-from rollmill.cli.inspect.drawing import Pen, drawn
-from rollmill.cli.inspect.lines import read_lines
+from rollmill.cli.inspect.command import SessionQuery, find_sessions, print_views
+from rollmill.cli.inspect.drawing import Pen, draw
+from rollmill.cli.inspect.event_file import read_lines
 from rollmill.cli.inspect.recordings import Recording, folded
-from rollmill.cli.inspect.texts import pieces_of
+from rollmill.cli.inspect.token_text import pieces_of
 from rollmill.cli.inspect.views import SessionView
 from rollmill.errors import InvalidInputError
 from rollmill.models import CallKind, CompletionEvent, SessionClosed, SessionExpired, SessionOpened, SessionSpec
@@ -50,13 +50,13 @@ def jsonl(path: Path, events: Iterable[CompletionEvent | str]) -> str:
 
 
 def views(source: str, **more: Any) -> tuple[list[SessionView], tuple[str, ...]]:
-    return found(Wanted(source, **more), KafkaSettings())
+    return find_sessions(SessionQuery(source, **more), KafkaSettings())
 
 
 def text(view: SessionView, pen: Pen | None = None, **more: Any) -> list[str]:
     """Lines as drawn, without the names of branches."""
     out = io.StringIO()
-    Console(file=out, width=100, highlight=False, **more).print(drawn(view, pen or Pen()))
+    Console(file=out, width=100, highlight=False, **more).print(draw(view, pen or Pen()))
     return [re.sub(r", branch \w{12}", "", line).rstrip() for line in out.getvalue().splitlines()]
 
 

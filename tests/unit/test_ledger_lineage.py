@@ -13,7 +13,7 @@ from rollmill.models import (
     outcome,
 )
 from rollmill.ops.ledger import Reconciliation, Totals
-from rollmill.ops.ledger.lineage import Lineage
+from rollmill.ops.ledger.reader import Lineage
 
 UNIT = TokenRange("c1", 0, 0, 5, PolicyVersion(0, 1))
 

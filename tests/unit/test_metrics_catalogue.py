@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rollmill.cli.ledger.exporter import export_balance, fates
 from rollmill.models import CallKind, CallStatus, Purpose, SessionStatus
 from rollmill.ops.ledger import Balance, Totals
 from rollmill.ops.ledger.balance import BUCKETS
-from rollmill.ops.ledger.metrics import fates, show
 from rollmill.runtime.telemetry.catalogue import CATALOGUE, COMPONENTS, Kind, Metric, metrics_of
 from rollmill.runtime.telemetry.metrics import MOST_SERIES, Metrics, UndeclaredMetricError
 from rollmill_batcher.groups.group import CLOSED
@@ -174,13 +174,13 @@ def test_the_ledger_shows_every_token_and_forgets_reasons_that_are_gone() -> Non
     metrics, balance = Metrics("ledger"), Balance()
     balance.total.captured, balance.total.trained, balance.total.lost = 10, 4, 1
     balance.total.excluded.update({"odd": 3, "aux": 2})
-    show(balance, metrics, at=5.0, seconds=0.1)
+    export_balance(balance, metrics, at=5.0, seconds=0.1)
     value = metrics.registry.get_sample_value
     assert value("rollmill_ledger_tokens", {"fate": "excluded"}) == 5
     assert value("rollmill_ledger_imbalance_tokens", {"kind": "lost"}) == 1
     assert value("rollmill_ledger_excluded_tokens", {"reason": "odd"}) == 3
     del balance.total.excluded["odd"]
-    show(balance, metrics, at=6.0, seconds=0.1)
+    export_balance(balance, metrics, at=6.0, seconds=0.1)
     assert value("rollmill_ledger_excluded_tokens", {"reason": "odd"}) is None
     assert value("rollmill_ledger_excluded_tokens", {"reason": "stale"}) == 0
 

@@ -14,7 +14,7 @@ from rollmill.models import PolicyVersion
 from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.trainer import MiniBatch, Step
 from rollmill.trainer.batches.staleness_filter import filter_step
-from rollmill.trainer.batches.step_assembly import StepRecords, joined
+from rollmill.trainer.batches.step_assembly import StepRecords, join_partitions
 from rollmill.trainer.layouts.arrays import PackedArrays
 from rollmill.trainer.layouts.safetensors_reader import read_batch
 
@@ -46,7 +46,7 @@ def whole(**header: object) -> Step:
     """Both partitions read by one rank."""
     values = step_values(4, RANKS, max_staleness=2, **header)
     parts = [StepRecords(tuple(map(read_batch, values[rank])), {rank: 9}) for rank in (0, 1)]
-    records = joined(parts)
+    records = join_partitions(parts)
     return Step(records, filter_step(records.header, NEW, {}), lambda _: None)
 
 
@@ -107,7 +107,7 @@ def test_constant_weighting_is_divided_by_the_rollouts_of_the_part() -> None:
 
 def test_two_partitions_on_one_rank_make_the_same_parts() -> None:
     both = whole()
-    assert both.records.share == 2
+    assert both.records.partitions == 2
     for mini, left, right in zip(both.minibatches(2), step(0).minibatches(2), step(1).minibatches(2), strict=True):
         assert mini.denominators == left.denominators
         assert weight(mini.arrays) == pytest.approx(weight(left.arrays) + weight(right.arrays))

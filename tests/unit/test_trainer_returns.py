@@ -9,8 +9,7 @@ from rollmill.models import Trajectory
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, TRAJECTORIES
-from rollmill.trainer.layouts.arrays import pack
-from rollmill.trainer.layouts.returns import returns
+from rollmill.trainer.layouts.arrays import pack, returns
 from rollmill.trainer.layouts.safetensors_reader import read_batch
 from rollmill_batcher.groups.config import BatcherConfig, Learning, Size
 from rollmill_batcher.stage import BatcherStage

@@ -9,12 +9,12 @@ from rollmill.models import Disposition, PolicyVersion
 from rollmill.settings import KafkaSettings
 from rollmill.testing.samples.batches import SampleTrace, Steps, step_values
 from rollmill.topics import ACKS, OUTCOMES
-from rollmill.trainer.acknowledgement import closing_records, outcomes
+from rollmill.trainer.batches.acknowledgement import closing_records, outcomes
 from rollmill.trainer.batches.rank_assignment import RankAssignment
 from rollmill.trainer.batches.staleness_filter import filter_step
 from rollmill.trainer.batches.state import StreamState
 from rollmill.trainer.batches.step import Step
-from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler, StepRecords, joined
+from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler, StepRecords, join_partitions
 from rollmill.trainer.layouts.safetensors_reader import read_batch
 
 A = SampleTrace("a", version=PolicyVersion(0, 1))
@@ -45,7 +45,7 @@ def test_a_step_is_whole_when_its_last_micro_batch_is_there() -> None:
     records = assembled()
     assert len(records.batches) == 2
     assert records.offsets == {0: 42}
-    assert records.share == 1
+    assert records.partitions == 1
 
 
 @pytest.mark.parametrize(
@@ -154,23 +154,23 @@ def test_a_state_survives_as_plain_json_values() -> None:
         "placement": 0,
     }
     assert StreamState.read(STATE.dump()) == STATE
-    assert STATE.check(run="run", share=RankAssignment.of(0, 2, 2)) == {0: 17}
+    assert STATE.check(run="run", assignment=RankAssignment.of(0, 2, 2)) == {0: 17}
 
 
 def test_a_state_of_another_stream_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="partition 0 of 2, rank 1 of 2 reads 1 of 2"):
-        STATE.check(run="run", share=RankAssignment.of(1, 2, 2))
+        STATE.check(run="run", assignment=RankAssignment.of(1, 2, 2))
     with pytest.raises(ConfigurationError, match="rank 0 of 1 reads 0, 1 of 2: give load_state_dict the states of all"):
-        STATE.check(run="run", share=RankAssignment.of(0, 1, 2))
+        STATE.check(run="run", assignment=RankAssignment.of(0, 1, 2))
     with pytest.raises(ConfigurationError, match="run 'run'"):
-        STATE.check(run="another", share=RankAssignment.of(0, 2, 2))
+        STATE.check(run="another", assignment=RankAssignment.of(0, 2, 2))
     with pytest.raises(ConfigurationError, match="no state of a batch stream"):
         StreamState.read({"step": 3})
 
 
 def test_states_of_all_ranks_serve_another_number_of_ranks() -> None:
     whole = StreamState.of_ranks([STATE, STATE.replace(offsets={"1": 23})])
-    assert whole.check(run="run", share=RankAssignment.of(0, 1, 2)) == {0: 17, 1: 23}
+    assert whole.check(run="run", assignment=RankAssignment.of(0, 1, 2)) == {0: 17, 1: 23}
     assert whole.narrowed(RankAssignment.of(1, 2, 2)).offsets == {"1": 23}
     with pytest.raises(ConfigurationError, match="not of one checkpoint"):
         StreamState.of_ranks([STATE, STATE.replace(next_step=4)])
@@ -186,14 +186,14 @@ def test_a_rank_reads_its_part_of_the_partitions_where_the_ranks_divide_them() -
 
 
 def test_the_parts_of_one_step_are_joined_and_never_those_of_two() -> None:
-    whole = joined([assembled(0), assembled(1)])
-    assert (len(whole.batches), whole.share, whole.offsets) == (4, 2, {0: 42, 1: 42})
+    whole = join_partitions([assembled(0), assembled(1)])
+    assert (len(whole.batches), whole.partitions, whole.offsets) == (4, 2, {0: 42, 1: 42})
     assert [header.rank for header in whole.headers] == [0, 1]
     other = StepRecords(
         tuple(read_batch(value) for value in step_values(0, RANKS, batch_id="another", max_staleness=2)[1]), {1: 42}
     )
     with pytest.raises(FatalError, match="not one step"):
-        joined([assembled(0), other])
+        join_partitions([assembled(0), other])
 
 
 def test_the_sdk_imports_without_torch() -> None:

@@ -1,4 +1,4 @@
-"""Records of a topic as lines of JSON: decoded by the registry's model, arrays abbreviated."""
+"""Records of a topic as lines of JSON: decoded by the registry's model, arrays abbreviate."""
 
 from __future__ import annotations
 
@@ -56,21 +56,21 @@ async def _line(claims: ClaimCheck, topic: Topic, record: ConsumerRecord[bytes, 
 
 
 def line(topic: Topic, record: ConsumerRecord[bytes, bytes], *, full: bool = False, problem: str | None = None) -> str:
-    """One record as one line of JSON. What cannot be decoded is shown with the reason, never skipped.
+    """One record as one line of JSON. A record that cannot be decoded is shown with the reason, never skipped.
 
-    ``problem``: why its blob cannot be had.
+    ``problem``: why its large value cannot be read.
     """
-    value = described(topic, record) if problem is None else {"undecodable": problem}
+    value = describe(topic, record) if problem is None else {"undecodable": problem}
     content = {
         "partition": record.partition,
         "offset": record.offset,
         "key": None if record.key is None else record.key.decode("utf-8", "replace"),
-        **(value if full else abbreviated(value)),
+        **(value if full else abbreviate(value)),
     }
     return orjson.dumps(content).decode()
 
 
-def described(topic: Topic, record: ConsumerRecord[bytes, bytes]) -> dict[str, Any]:
+def describe(topic: Topic, record: ConsumerRecord[bytes, bytes]) -> dict[str, Any]:
     """The value of a record as plain data: decoded, or its size where the topic has no model."""
     headers = tuple(record.headers)
     try:
@@ -89,12 +89,12 @@ def described(topic: Topic, record: ConsumerRecord[bytes, bytes]) -> dict[str, A
         return {"undecodable": str(error), "bytes": len(record.value or b"")}
 
 
-def abbreviated(value: Any) -> Any:
+def abbreviate(value: Any) -> Any:
     """The same data with long arrays of numbers written as text: the first few, and how many there are."""
     if isinstance(value, dict):
-        return {key: abbreviated(item) for key, item in value.items()}
+        return {key: abbreviate(item) for key, item in value.items()}
     if not isinstance(value, list):
         return value
     if len(value) > SHOWN and all(isinstance(item, (int, float)) for item in value):
         return f"[{', '.join(f'{item:.6g}' for item in value[:SHOWN])}, … {len(value)} in all]"
-    return [abbreviated(item) for item in value]
+    return [abbreviate(item) for item in value]

@@ -1,4 +1,4 @@
-"""One session: opened at the beginning of a block, closed at its end with what the block came to."""
+"""One session: opened at the beginning of a block, closed at its end with the block's result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import uuid
 from types import TracebackType
 from typing import Any, Self
 
-from rollmill.client.web import Web
+from rollmill.client.http_client import HttpClient
 from rollmill.errors import InvalidInputError
 from rollmill.settings import ClientSettings
 
@@ -15,9 +15,9 @@ ERROR_LENGTH = 2000
 
 
 class Session:
-    """A context manager, sync and async. What it knows of the session is there once the block has begun."""
+    """A context manager, sync and async. Its properties are known once the block has begun."""
 
-    def __init__(self, web: Web, spec: dict[str, Any]) -> None:
+    def __init__(self, web: HttpClient, spec: dict[str, Any]) -> None:
         self._web = web
         self._spec = spec
         self._opened: dict[str, Any] | None = None
@@ -25,26 +25,26 @@ class Session:
 
     @property
     def id(self) -> str:
-        return str(self._known["session_id"])
+        return str(self._fields["session_id"])
 
     @property
     def base_url(self) -> str:
         """For any OpenAI SDK."""
-        return str(self._known["base_url"])
+        return str(self._fields["base_url"])
 
     @property
     def api_key(self) -> str:
         """The session's own key; it also names the session."""
-        return str(self._known["api_key"])
+        return str(self._fields["api_key"])
 
     @property
     def environment(self) -> dict[str, str]:
-        """For a process whose SDKs are configured by their environment."""
-        return dict(self._known["environment"])
+        """Environment variables for a process with an SDK that reads them."""
+        return dict(self._fields["environment"])
 
     def finish(self, *, output: Any = None, reward: float | None = None, error: str | None = None) -> None:
-        """What the session is closed with at the end of the block. ``reward``: for the evaluator ``reported``; None is
-        no reward, and never 0.0. ``error``: why it failed.
+        """Set the result that the session is closed with at the end of the block. ``reward``: for the evaluator
+        ``reported``; None is no reward, and never 0.0. ``error``: why it failed.
         """
         given = {"output": output, "reward": reward, "error": error}
         self._result = {name: value for name, value in given.items() if value is not None}
@@ -54,9 +54,9 @@ class Session:
         self._opened = self._web.post("/v1/sessions", self._spec)
 
     def close(self) -> None:
-        """Closing again with the same content is answered again, so that it may be tried again."""
+        """Close the session. Repeating it with the same content is safe: capture answers again."""
         status = "ERROR" if "error" in self._result else "COMPLETED"
-        self._own.post(f"/v1/sessions/{self.id}/close", {"status": status, **self._result})
+        self._closing_client.post(f"/v1/sessions/{self.id}/close", {"status": status, **self._result})
 
     def __enter__(self) -> Self:
         self.open()
@@ -65,7 +65,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._note(error)
+        self._record_error(error)
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -75,25 +75,25 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._note(error)
-        # Also where the block was cancelled: a session that stays open waits for its deadline.
+        self._record_error(error)
+        # Also where the block was cancelled: else the session stays open until its deadline.
         await asyncio.shield(asyncio.to_thread(self.close))
 
     @property
-    def _own(self) -> Web:
-        """The session's own key closes it too; the tenant's is used where there is one."""
+    def _closing_client(self) -> HttpClient:
+        """A client with the tenant's key where there is one, else with the session's own, which may close it, too."""
         web = self._web
-        return web if web.api_key is not None else Web(web.url, self.api_key, web.patience, web.seconds)
+        return web if web.api_key is not None else HttpClient(web.url, self.api_key, web.patience, web.seconds)
 
     @property
-    def _known(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         if self._opened is None:
             raise InvalidInputError(
                 "the session is not open yet: use it inside `with rollmill.session(...) as session:`"
             )
         return self._opened
 
-    def _note(self, error: BaseException | None) -> None:
+    def _record_error(self, error: BaseException | None) -> None:
         if error is not None:
             self.finish(error=f"{type(error).__name__}: {error}"[:ERROR_LENGTH])
 
@@ -115,10 +115,10 @@ def session(
     """
     settings = ClientSettings()
     key = api_key if api_key is not None else settings.key
-    # An id of our own: opening that was answered and not heard is answered again.
-    named = {"session_id": uuid.uuid4().hex, "task_id": task, "group_id": group, "group_size": group_size}
-    fields = {name: value for name, value in named.items() if value is not None}
-    return Session(Web(url or settings.capture_url, key, patience), {**fields, **spec})
+    # The client chooses the id, so that a repeated request opens no second session when an answer was lost.
+    given = {"session_id": uuid.uuid4().hex, "task_id": task, "group_id": group, "group_size": group_size}
+    fields = {name: value for name, value in given.items() if value is not None}
+    return Session(HttpClient(url or settings.capture_url, key, patience), {**fields, **spec})
 
 
 def reward(
@@ -133,10 +133,10 @@ def reward(
     """Grade a session that may be open or closed; returns the id of the evaluation.
 
     ``fields``: of `rollmill.models.EvalResult`, and ``evaluator``, ``evaluation_id``, ``supersedes``, ``attempt``.
-    Saying the same again changes nothing; a revised reward names the evaluation that it ``supersedes``. ``api_key``
+    Sending the same again changes nothing; a revised reward names the evaluation that it ``supersedes``. ``api_key``
     is the tenant's. Raises CaptureRefusedError and CaptureUnreachableError.
     """
     settings = ClientSettings()
-    web = Web(url or settings.capture_url, api_key if api_key is not None else settings.key, patience)
+    web = HttpClient(url or settings.capture_url, api_key if api_key is not None else settings.key, patience)
     body = fields if value is None else {"reward": value, **fields}
     return str(web.post(f"/v1/sessions/{session_id}/reward", body)["evaluation_id"])

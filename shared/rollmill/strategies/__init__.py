@@ -3,6 +3,10 @@
 Names come from entry points (groups ``rollmill.builders``, ``rollmill.evaluators``, ``rollmill.advantages``,
 ``rollmill.group_scorers``), so that capture can validate a spec when a session opens, and so that any package can add
 its own.
+
+bases: the abstract classes. registry: `StrategyRegistry` and the registries of the four kinds. services: what
+evaluators may know of services outside. sandbox: the contract for running untrusted code. decoding: a configured
+tokenizer. May import `rollmill.models` and errors only.
 """
 
 from rollmill.strategies.bases import (
@@ -13,8 +17,8 @@ from rollmill.strategies.bases import (
     BaseTrajectoryBuilder,
     BaseTrajectoryEvaluator,
     EvaluationContext,
+    trajectory_of,
 )
-from rollmill.strategies.outline import trajectory_of
 from rollmill.strategies.registry import (
     StrategyRegistry,
     advantage_registry,

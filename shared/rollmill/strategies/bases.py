@@ -1,18 +1,26 @@
-"""What a custom builder, evaluator or advantage strategy subclasses."""
+"""Base classes of builders, evaluators, group scorers and advantages."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rollmill.models import CompletionRecord, CompletionSession, EvalResult, Trajectory
+from rollmill.models import (
+    CompletionRecord,
+    CompletionSession,
+    EvalResult,
+    ExcludedUnits,
+    Trace,
+    Trajectory,
+    TrajectoryStatus,
+)
 from rollmill.strategies.sandbox import NoSandbox, Sandbox
 from rollmill.strategies.services import ExternalService, ResourceClass
 
@@ -23,8 +31,8 @@ class BaseTrajectoryBuilder(ABC):
     """Turns the calls of one session into traces. Constructed once per session as ``Class(**spec.config)``.
 
     ``build`` must be a pure function of the session: no clock, no randomness, no I/O (rule E3). It never sets
-    rewards. Sampled tokens that no trace trains belong into ``excluded`` with a reason; what is left unaccounted
-    is excluded by the service with reason ``builder_dropped``, so that the ledger balances.
+    rewards. Sampled tokens that no trace trains go into ``excluded`` with a reason; tokens that are in neither
+    are excluded by the service with reason ``builder_dropped``, so that the ledger balances.
     """
 
     @abstractmethod
@@ -32,13 +40,39 @@ class BaseTrajectoryBuilder(ABC):
         """The trajectory of ``session``; `rollmill.strategies.trajectory_of` fills the identity fields."""
 
 
+def trajectory_of(
+    session: CompletionSession,
+    traces: Iterable[Trace] = (),
+    *,
+    excluded: Iterable[ExcludedUnits] = (),
+    status: TrajectoryStatus | None = None,
+    error: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Trajectory:
+    """The trajectory of ``session`` with these traces; ``status`` and ``error`` default to the session's own."""
+    return Trajectory(
+        session_id=session.session_id,
+        attempt=session.attempt,
+        status=status or session.status,
+        spec=session.spec,
+        opened_at=session.opened_at,
+        closed_at=session.closed_at,
+        error=session.error if error is None else error,
+        output=session.output,
+        reported_reward=session.reward,
+        traces=tuple(traces),
+        excluded=tuple(excluded),
+        metadata=dict(metadata or {}),
+    )
+
+
 class BaseIncrementalBuilder(BaseTrajectoryBuilder, Generic[S]):
     """A builder that gets the records of a session as they come, for work that should not wait for the end.
 
-    It keeps nothing in itself: its state is what `start` and `add` return, and a new owner of the session gets it by
-    adding the same records again, in the same order. Records come in the order of acceptance, which is not that of
-    their starts: sort in `finish` by (``started_at``, ``completion_id``) where the order matters. A record's request
-    is reduced to messages and tools. State is memory that no budget counts. All three methods must be pure.
+    The object itself keeps nothing: the state is what `start` and `add` return, and a new owner of the session gets it
+    by adding the same records again, in the same order. Records come in the order of acceptance, which is not that of
+    their starts: sort in `finish` by (``started_at``, ``completion_id``) where the order matters. A record's request is
+    reduced to messages and tools. State is memory that no budget counts. All three methods must be pure.
     """
 
     @abstractmethod
@@ -51,7 +85,7 @@ class BaseIncrementalBuilder(BaseTrajectoryBuilder, Generic[S]):
 
     @abstractmethod
     def finish(self, state: S, session: CompletionSession) -> Trajectory:
-        """The trajectory; ``session`` says how it ended and holds no records."""
+        """The trajectory; ``session`` holds how it ended, and no records."""
 
     def build(self, session: CompletionSession) -> Trajectory:
         state = self.start()
@@ -88,9 +122,9 @@ class BaseTrajectoryEvaluator(ABC):
     """
 
     resource_class: ResourceClass = ResourceClass.CUSTOM
-    """With which others it shares places and intake; an instance may have one of its own."""
+    """Evaluators of one class share consumer and concurrency; an instance may set its own."""
     answered_here: ClassVar[bool] = True
-    """False: the evaluator service says nothing, because somebody else will."""
+    """False: the evaluator service writes no evaluation, because another program will."""
 
     @abstractmethod
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
@@ -120,7 +154,7 @@ class BasePairwiseScorer(BaseGroupScorer):
         """What ``one`` gets against ``other``, such as 1 won, 0 lost, 1/2 neither."""
 
     def score(self, members: Sequence[Trajectory]) -> Sequence[float | None]:
-        if len(members) < 2:  # noqa: PLR2004  # nobody to be compared with
+        if len(members) < 2:  # noqa: PLR2004  # a comparison needs two
             return [None for _ in members]
         return [
             math.fsum(self.compare(one, other) for other in members if other is not one) / (len(members) - 1)

@@ -1,4 +1,4 @@
-"""A configured tokenizer: token ids to text, to tell a re-tokenised copy of a reply from another reply.
+"""A configured tokenizer: token ids to text, to distinguish a re-tokenised copy of a reply from another reply.
 
 Nothing is ever tokenised with it.
 """

@@ -1,6 +1,6 @@
-"""The contract of a sandbox: untrusted commands run apart from the machine, within limits.
+"""The contract of a sandbox: untrusted commands run isolated from the machine, within limits.
 
-An evaluator describes a `Job`; whoever runs it promises, on every backend: no network; the system read-only; private
+An evaluator describes a `Job`; every backend guarantees: no network; the system read-only; private
 /tmp, /proc and processes; nothing of the service's environment; the job's limits; and that no process of the job is
 left when `Sandbox.run` has returned or was cancelled.
 """
@@ -79,11 +79,11 @@ class Job:
     mounts: Mapping[str, Path] = field(default_factory=dict)
     """Read-only files and folders of the machine, by absolute path inside."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """All that the job sees, beside PATH, HOME, LANG and TMPDIR."""
+    """All variables of the job, besides PATH, HOME, LANG and TMPDIR."""
     collect: tuple[str, ...] = ()
     """Absolute paths of files that are brought back, whether or not the last step succeeded."""
     image: str | None = None
-    """Of a container; a sandbox of this machine's own system refuses one."""
+    """Of a container; a sandbox without containers refuses a job with an image."""
     limits: JobLimits = JobLimits()
 
     def __post_init__(self) -> None:
@@ -100,11 +100,11 @@ class Ending(StrEnum):
     EXITED = "exited"
     """Every step ran, or one of them failed."""
     TIMED_OUT = "timed_out"
-    """Its last step took too long, or what comes before it did: then a step is missing from `JobOutcome.steps`."""
+    """Its last step took too long, or the steps before it did: then a step is missing from `JobOutcome.steps`."""
     EXHAUSTED = "exhausted"
     """Killed for its memory or its number of processes."""
     DIED = "died"
-    """It ended without saying so: it killed its own shell, or something outside did."""
+    """It ended without reporting a result: its shell was killed, by the job or from outside."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What a job came to."""
+    """The result of a job."""
 
     ending: Ending
     seconds: float

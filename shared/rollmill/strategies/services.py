@@ -1,4 +1,4 @@
-"""Services outside that evaluators may ask: addresses and keys are the operator's, a spec only names them."""
+"""External services for evaluators: the operator configures addresses and keys, a spec only names the service."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from enum import IntEnum
 
 
 class ResourceClass(IntEnum):
-    """What an evaluation takes. Each class is read and evaluated apart, so that none waits for another; the order says
-    which one something belongs to that is made of several.
+    """What an evaluation needs. Each class is consumed separately, so that none waits for another; of several classes
+    the highest counts (composite evaluators).
     """
 
     LIGHT = 0
-    """Looks at the trajectory alone."""
+    """Needs the trajectory only."""
     REMOTE = 1
     """Waits for a service."""
     CUSTOM = 2
-    """A class of your own that says nothing else."""
+    """The default of custom evaluators."""
     SANDBOX = 3
     """Runs code."""
 
@@ -27,10 +27,10 @@ class ResourceClass(IntEnum):
 
 @dataclass(frozen=True)
 class ExternalService:
-    """Where a service is, and what it is shown."""
+    """Address of a service, and the keys for it."""
 
     url: str
     api_key: str | None = field(default=None, repr=False)
     """Sent as ``Authorization: Bearer …``."""
     signing_key: str | None = field(default=None, repr=False)
-    """Requests are signed with it (`rollmill.signing`), and answers where they have to be."""
+    """Requests are signed with it (`rollmill.signing`), and so are answers where that is required."""

@@ -5,7 +5,14 @@ in one transaction per step, and ``policies``. State: the position after the las
 the trainer's own checkpoint (`BatchStream.state_dict`). After a crash the steps that were not acknowledged come again,
 bit-identical.
 
-The import needs no torch; handing tensors over does (``pip install rollmill[trainer]``).
+- batches/: `BatchStream`, the steps of one rank; trajectories/: `TrajectoryStream`, for trainers that batch themselves.
+- layouts/: arrays and tensors of a micro-batch; policy/: `PolicyPublisher`, `Captures`; flux/: the Flux API.
+- producer_records, transactional_writer, committed_offsets: what is written to Kafka, by whom, and read back.
+- consumer_mode: one consumer of record per run; event_loop_thread: makes the outside synchronous.
+- dataset, device: torch's dataset and copies to a device; these two alone import torch.
+
+May import models, codec, topics, settings, errors and `rollmill.runtime` (kafka, claim_check, telemetry), no stream
+engine and no service. The import needs no torch; tensors do (``pip install rollmill[trainer]``).
 """
 
 from rollmill.trainer.batches.mini_batch import MiniBatch

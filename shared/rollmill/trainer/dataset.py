@@ -20,8 +20,8 @@ _WHY = (
 class StepDataset(IterableDataset[Step]):
     """Steps, one item each; acknowledge each after its optimizer step.
 
-    ``DataLoader(dataset, batch_size=None)`` hands them through as they are. `state_dict` and `load_state_dict` are
-    those of the stream, so that a stateful data loader's checkpoint goes on at the first step not acknowledged.
+    ``DataLoader(dataset, batch_size=None)`` passes them on unchanged. `state_dict` and `load_state_dict` are
+    those of the stream, so that a stateful data loader's checkpoint resumes at the first step not acknowledged.
     Iterating with worker processes raises ConfigurationError.
     """
 

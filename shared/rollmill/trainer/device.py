@@ -11,26 +11,28 @@ import torch
 from rollmill.trainer.layouts.micro_batch import MicroBatch, PaddedMicroBatch
 
 Batch = TypeVar("Batch", MicroBatch, PaddedMicroBatch)
+StartedCopy: TypeAlias = "Callable[[], Batch]"
+"""A copy that has been started; called, it returns the batch for use on the current stream."""
 Begun: TypeAlias = "Callable[[], Batch]"
-"""A copy under way; called, it gives what work on the current stream may use."""
+"""The name of `StartedCopy` in version 0.1.0."""
 
 
 def on_device(batches: Iterable[Batch], device: torch.device | str, ahead: int = 1) -> Iterator[Batch]:
     """The batches on ``device``, in order.
 
-    On CUDA each is copied from pinned memory on a stream of its own, ``ahead`` batches before it is handed over, so
-    that the copy runs beside the computation; the current stream waits for it, the host does not. Elsewhere a batch is
-    moved as it is handed over.
+    On CUDA each is copied from pinned memory on a separate stream, ``ahead`` batches before it is yielded, so
+    that the copy overlaps the computation; the current stream waits for it, the host does not. Elsewhere a batch is
+    moved when it is yielded.
     """
-    place = torch.device(device)
-    if place.type != "cuda":
-        return (batch.to(place) for batch in batches)
-    return overlapped(batches, _side_stream(place), ahead)
+    target = torch.device(device)
+    if target.type != "cuda":
+        return (batch.to(target) for batch in batches)
+    return overlapped(batches, _side_stream(target), ahead)
 
 
-def overlapped(batches: Iterable[Batch], begin: Callable[[Batch], Begun[Batch]], ahead: int) -> Iterator[Batch]:
-    """Begin ``ahead`` batches more than are handed over; no batch is asked for earlier than that."""
-    waiting: deque[Begun[Batch]] = deque()
+def overlapped(batches: Iterable[Batch], begin: Callable[[Batch], StartedCopy[Batch]], ahead: int) -> Iterator[Batch]:
+    """Start copies of ``ahead`` batches more than were yielded; no batch is requested earlier than that."""
+    waiting: deque[StartedCopy[Batch]] = deque()
     for batch in batches:
         waiting.append(begin(batch))
         if len(waiting) > ahead:
@@ -39,19 +41,19 @@ def overlapped(batches: Iterable[Batch], begin: Callable[[Batch], Begun[Batch]],
         yield waiting.popleft()()
 
 
-def _side_stream(place: torch.device) -> Callable[[Batch], Begun[Batch]]:
-    side = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]  # torch annotates no constructor
+def _side_stream(target: torch.device) -> Callable[[Batch], StartedCopy[Batch]]:
+    side = torch.cuda.Stream(target)  # type: ignore[no-untyped-call]  # torch annotates no constructor
 
-    def begin(batch: Batch) -> Begun[Batch]:
+    def begin(batch: Batch) -> StartedCopy[Batch]:
         with torch.cuda.stream(side):
-            moved = batch.pin_memory().to(place, non_blocking=True)
+            moved = batch.pin_memory().to(target, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
             copied.record(side)
 
         def finish() -> Batch:
-            current = torch.cuda.current_stream(place)
+            current = torch.cuda.current_stream(target)
             current.wait_event(copied)
-            # Else the allocator gives the memory away while the current stream still reads it.
+            # Else the allocator reuses the memory while the current stream still reads it.
             for tensor in moved.tensors():
                 tensor.record_stream(current)
             return moved

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, so that the outside is synchronous and safe under Ray and torchrun."""
+"""A thread with its own event loop, so that the API is synchronous and safe under Ray and torchrun."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class EventLoopThread:
-    """Runs coroutines for callers of other threads. Starts at the first `call`; `close` ends it for good."""
+    """Runs coroutines for callers in other threads. Starts at the first `call`; `close` ends it for good."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""The one committing producer of a rank or publisher: whoever starts it fences its predecessor (rules R3, T4)."""
+"""The one transactional producer of a rank or publisher; starting it fences its predecessor (rules R3, T4)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DEADLINE_SHARE = 2 / 3
 class TransactionalWriter:
     """Writes records and offsets, one transaction at a time.
 
-    After a failed transaction nobody knows what was committed and a new producer could fence a rightful successor, so
-    the writer is finished: the trainer starts again from its checkpoint.
+    After a failed transaction it is unknown what was committed, and a new producer could fence a rightful successor, so
+    the writer stays closed: the trainer starts again from its checkpoint.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class TransactionalWriter:
         self._failpoints = failpoints or Failpoints()
         self.deadline_seconds = transaction_timeout_ms / 1000 * DEADLINE_SHARE
         self._producer: AIOKafkaProducer | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Fence the predecessor and end what it left open; nothing where it runs already.
+        """Fence the predecessor and end its open transaction; does nothing where the producer runs already.
 
         Raises FatalError where the broker does not answer.
         """
@@ -69,7 +69,7 @@ class TransactionalWriter:
 
         Raises FencedError where another process has taken the id, FatalError where the commit failed or is unknown.
         """
-        async with self._one_at_a_time:
+        async with self._lock:
             if self._producer is None:
                 raise FatalError(f"{self.transactional_id}: the writer is closed or failed before")
             try:
@@ -83,7 +83,7 @@ class TransactionalWriter:
         if isinstance(error, FencedError):
             return FencedError(
                 f"another process writes as {self.transactional_id} now, or this one was away for longer than the "
-                "transaction timeout; it must not come back by itself"
+                "transaction timeout; it must not be restarted automatically"
             )
         if isinstance(error, TransactionFailedError):
             return FatalError(
@@ -93,7 +93,7 @@ class TransactionalWriter:
         return error
 
     async def close(self) -> None:
-        """Throw the producer away, bounded. Nothing is ever left open: each transaction is awaited."""
+        """Discard the producer, in bounded time. No transaction is left open: each was awaited."""
         producer, self._producer = self._producer, None
         if producer is not None:
             await abandon(producer)

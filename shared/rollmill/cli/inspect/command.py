@@ -1,4 +1,4 @@
-"""``rollmill inspect``: finds the sessions, builds what was not built, and says how it turned out."""
+"""``rollmill inspect``: finds the sessions, builds those that were not built, and shows them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import IO, Any
 import orjson
 from rich.console import Console
 
-from rollmill.cli.inspect.drawing import Pen, drawn
-from rollmill.cli.inspect.lines import Read, read_lines
-from rollmill.cli.inspect.log import read_session
-from rollmill.cli.inspect.recordings import Fold, Recording
-from rollmill.cli.inspect.texts import ids_only, pieces_of
+from rollmill.cli.inspect.drawing import Pen, draw
+from rollmill.cli.inspect.event_file import EventsRead, read_lines
+from rollmill.cli.inspect.recordings import Recording, Recordings
+from rollmill.cli.inspect.session_log import read_session
+from rollmill.cli.inspect.token_text import ids_only, pieces_of
 from rollmill.cli.inspect.views import SessionView, view_of
 from rollmill.errors import InvalidInputError
 from rollmill.models import StrategySpec, Trajectory, is_identifier
@@ -31,7 +31,7 @@ STDIN = "-"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SessionQuery:
     """Which sessions, and built by what."""
 
     source: str
@@ -42,21 +42,21 @@ class Wanted:
     config: dict[str, Any] | None = None
 
 
-def found(wanted: Wanted, settings: KafkaSettings) -> tuple[list[SessionView], tuple[str, ...]]:
+def find_sessions(query: SessionQuery, settings: KafkaSettings) -> tuple[list[SessionView], tuple[str, ...]]:
     """The views of the sessions, and the records that could not be read. Raises InvalidInputError for no session."""
-    fold = Fold()
-    read, built = _read(wanted.source, settings)
+    recorded = Recordings()
+    read, built = _read(query.source, settings)
     for event in read.events:
-        fold.take(event)
+        recorded.take(event)
     for trajectory in built:
-        fold.built(trajectory)
-    recordings = [item for item in fold.recordings if wanted.attempt in (None, item.attempt)]
+        recorded.built(trajectory)
+    recordings = [item for item in recorded.recordings if query.attempt in (None, item.attempt)]
     if not recordings:
-        raise InvalidInputError(_nothing(wanted, read))
-    return [_view(item, wanted) for item in recordings], read.problems
+        raise InvalidInputError(_not_found(query, read))
+    return [_view(item, query) for item in recordings], read.problems
 
 
-def _read(source: str, settings: KafkaSettings) -> tuple[Read, tuple[Trajectory, ...]]:
+def _read(source: str, settings: KafkaSettings) -> tuple[EventsRead, tuple[Trajectory, ...]]:
     if source == STDIN:
         return read_lines(sys.stdin.buffer), ()
     path = Path(source)
@@ -68,28 +68,28 @@ def _read(source: str, settings: KafkaSettings) -> tuple[Read, tuple[Trajectory,
     return asyncio.run(read_session(settings, source))
 
 
-def _nothing(wanted: Wanted, read: Read) -> str:
-    which = "" if wanted.attempt is None else f" attempt {wanted.attempt} of"
+def _not_found(query: SessionQuery, read: EventsRead) -> str:
+    which = "" if query.attempt is None else f" attempt {query.attempt} of"
     unread = "".join(f"\n  {problem}" for problem in read.problems)
-    return f"there is no record of{which} {wanted.source}; a log keeps completions for a week{unread}"
+    return f"there is no record of{which} {query.source}; a log keeps completions for a week{unread}"
 
 
-def _view(recording: Recording, wanted: Wanted) -> SessionView:
-    given = wanted.builder is not None or wanted.config is not None
+def _view(recording: Recording, query: SessionQuery) -> SessionView:
+    given = query.builder is not None or query.config is not None
     if recording.built is not None and not given:
         return view_of(recording, recording.built, from_log=True)
     own = recording.spec.builder
-    spec = StrategySpec(strategy=wanted.builder or own.strategy, config=wanted.config or {}) if given else own
+    spec = StrategySpec(strategy=query.builder or own.strategy, config=query.config or {}) if given else own
     built = builder_registry().create(spec).build(recording.session())
     return view_of(recording, built, from_log=False)
 
 
 def show(
-    wanted: Wanted, settings: KafkaSettings, tokenizer: str | None, *, full: bool, as_json: bool
+    query: SessionQuery, settings: KafkaSettings, tokenizer: str | None, *, full: bool, as_json: bool
 ) -> tuple[str, ...]:
-    """Print the sessions; returns what could not be read. Raises InvalidInputError."""
+    """Print the sessions; returns a message for each unreadable record. Raises InvalidInputError."""
     pen = Pen(ids_only if tokenizer is None else pieces_of(tokenizer), full)
-    views, problems = found(wanted, settings)
+    views, problems = find_sessions(query, settings)
     if as_json:
         sys.stdout.writelines(json_line(view) + "\n" for view in views)
     else:
@@ -101,11 +101,11 @@ def print_views(views: Iterable[SessionView], pen: Pen, out: IO[str]) -> None:
     """Trees, with colours where ``out`` is a terminal that has them; else plain, and no wider than needed."""
     console = Console(file=out, highlight=False)
     if console.is_terminal:
-        console.print(*(drawn(view, pen) for view in views), sep="\n")
+        console.print(*(draw(view, pen) for view in views), sep="\n")
         return
     console.width = max(console.width, PIPE_WIDTH)
     with console.capture() as capture:
-        console.print(*(drawn(view, pen) for view in views), sep="\n")
+        console.print(*(draw(view, pen) for view in views), sep="\n")
     out.writelines(line.rstrip() + "\n" for line in capture.get().splitlines())
 
 

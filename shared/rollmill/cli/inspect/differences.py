@@ -1,4 +1,4 @@
-"""Where a prompt parts from the earlier call that it has most in common with."""
+"""Where a prompt differs from the earlier call with the longest common prefix."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Difference:
     choice: int
     same: int
     before: tuple[int, ...]
-    """What the call goes on with: the rest of its prompt and its reply, the first tokens of it."""
+    """The call's next tokens: of the rest of its prompt and its reply, the first ones."""
     after: tuple[int, ...]
-    """What the prompt goes on with."""
+    """The prompt's next tokens."""
     in_reply: bool
-    """Whether they part within the call's reply, and not already within its prompt."""
+    """Whether they differ within the call's reply, and not already within its prompt."""
 
 
 def nearest(trace: Trace, calls: Sequence[CompletionRecord]) -> Difference | None:

@@ -1,4 +1,4 @@
-"""The view of a session as a tree for a terminal. Everything that colours say, words and marks say, too."""
+"""The view of a session as a tree for a terminal. Everything that colours show, text and marks show, too."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rollmill.cli.inspect.differences import Difference
-from rollmill.cli.inspect.reasons import BREAKS, EXCLUSIONS, explained
-from rollmill.cli.inspect.texts import Pieces, ids_only
+from rollmill.cli.inspect.token_text import Pieces, ids_only
 from rollmill.cli.inspect.views import Kind, LeftOut, Run, SessionView, TraceView, TurnView, reply_name
 
 STYLES: dict[Kind, str] = {"prompt": "bright_black", "context": "cyan", "trained": "bold green", "excluded": "bold red"}
@@ -27,6 +26,50 @@ SAME_CONTEXT = ("fork", "sibling")
 """Breaks of a prompt that goes on from its parent token by token."""
 DEEPEST = 4
 """Traces within traces that are drawn below each other."""
+
+# What the builder's reason codes mean, in a sentence for people; other codes are shown as they are.
+BREAKS = {
+    "compaction": "a new conversation: the prompt goes on from no earlier call",
+    "drift": "the prompt holds the reply in other tokens, and on_drift is fork",
+    "drift_over_n": "the prompt holds the reply with too many other tokens",
+    "end_of_turn_ambiguous": "where the reply ends in the prompt is not certain",
+    "end_of_turn_missing": "the template wrote no end-of-turn token after the reply",
+    "end_of_turn_unknown": "no end-of-turn token is configured, and the records show none",
+    "fingerprint_changed": "tokenizer, template or model changed",
+    "fork": "another call went on with the parent's trace",
+    "history_shrunk": "the messages go on, but the prompt became shorter",
+    "no_end_of_turn": "the prompt holds no end of the earlier reply",
+    "over_long": "the trace had reached its limit; it goes on here, with the end of the prompt only",
+    "policy_changed": "another policy was asked",
+    "prefix_rewritten": "the messages go on, but the prompt holds them in other tokens",
+    "reasoning_stripped": "the prompt holds the reply without its reasoning",
+    "reply_differs": "the prompt carries another reply than the sampled one",
+    "reply_unverified": "the prompt holds the reply in other tokens, and nothing shows that it is the same",
+    "scaffold_inserted": "the prompt holds tokens in front of the reply that were not sampled",
+    "scaffold_removed": "the prompt lacks tokens that were in front of the earlier reply",
+    "sibling": "the same prompt was answered more than once; another answer has the trace",
+    "stop_string": "a stop string ended the reply, so its end in the prompt is not certain",
+    "sub_agent": "a conversation of its own, beside another that goes on",
+    "system_changed": "the system prompt changed",
+    "tool_arguments": "the prompt carries the reply with its tool arguments rewritten",
+    "tools_changed": "the tools changed",
+}
+
+EXCLUSIONS = {
+    "aux": "an auxiliary call, never trained",
+    "builder_dropped": "the builder did not account for it",
+    "client_gone": "the client left before the reply was whole",
+    "empty_reply": "nothing was sampled",
+    "error": "the call failed",
+    "incomplete": "the reply broke off",
+    "late": "it came after the session's end",
+    "logprob_unknown": "a log-prob is missing or no log-prob",
+    "no_ids": "the engine gave no token ids",
+    "no_logprobs": "the engine gave no log-probs",
+    "no_prompt_ids": "the engine gave no prompt ids",
+    "over_long": "it is beyond the limit of a trace",
+    "sibling": "another answer to the same prompt is used",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +88,7 @@ class Pen:
         return text.append(" ".join(self.pieces(ids[-TAIL:])))
 
 
-def drawn(view: SessionView, pen: Pen) -> Tree:
+def draw(view: SessionView, pen: Pen) -> Tree:
     tree = Tree(Group(*_heading(view)), guide_style="bright_black")
     waiting = list(view.traces)
     while waiting:
@@ -78,7 +121,7 @@ def _account(view: SessionView) -> Text:
     text = Text(f"{view.captured} tokens sampled = {view.trained} trained + {excluded} excluded")
     text.append(f" ({reasons})" if reasons else "")
     if view.unaccounted:
-        text.append(f" + {view.unaccounted} that the builder said nothing of", "bold red")
+        text.append(f" + {view.unaccounted} that the builder did not account for", "bold red")
     return text
 
 
@@ -91,7 +134,7 @@ def _legend() -> Text:
 
 
 def _add_trace(tree: Tree, trace: TraceView, of: int, pen: Pen, depth: int = 0) -> list[TraceView]:
-    """Returns the traces that lie too deep: they are drawn at the margin, and name their parents."""
+    """Returns the traces that are nested too deeply: they are drawn at the margin, and name their parents."""
     node = tree.add(Group(*_trace_lines(trace, of, pen)))
     left: list[TraceView] = []
     for place, turn in enumerate(trace.turns):
@@ -186,3 +229,9 @@ def _left_out(item: LeftOut) -> Text:
     text.append(f"  {explained(item.reason, EXCLUSIONS)}", "not bold red")
     text.append(f", {item.tokens} tokens", "not bold")
     return text.append("" if item.detail is None else f" ({item.detail})", "not bold")
+
+
+def explained(reason: str, meanings: dict[str, str]) -> str:
+    """``reason``, with its meaning where it is known."""
+    meaning = meanings.get(reason)
+    return reason if meaning is None else f"{reason}: {meaning}"

@@ -1,4 +1,4 @@
-"""Sessions folded from their events, as the builder's stage does it: what it accepts, ignores and refuses."""
+"""Sessions folded from their events as the builder's stage does it: what it accepts, ignores and refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollmill.models import (
     Trajectory,
 )
 
-Key = tuple[str, int]
+SessionAttempt = tuple[str, int]
 """Session id and attempt."""
 
 
@@ -36,7 +36,7 @@ class Recording:
     notes: tuple[str, ...] = ()
     """What was ignored or refused."""
     built: Trajectory | None = None
-    """What the builder made of it; None where that was not found."""
+    """The builder's trajectory; None where it was not found."""
 
     @property
     def spec(self) -> SessionSpec:
@@ -68,10 +68,10 @@ def _ending(end: SessionClosed | SessionExpired | None) -> dict[str, object]:
 
 
 @dataclass
-class Fold:
+class Recordings:
     """Takes events in the order of the topic; `recordings` are in the order in which sessions appeared."""
 
-    _found: dict[Key, Recording] = field(default_factory=dict)
+    _found: dict[SessionAttempt, Recording] = field(default_factory=dict)
 
     def take(self, event: CompletionEvent) -> None:
         key = event.session_id, event.attempt
@@ -87,10 +87,10 @@ class Fold:
 
 
 def folded(events: Iterable[CompletionEvent]) -> tuple[Recording, ...]:
-    fold = Fold()
+    recorded = Recordings()
     for event in events:
-        fold.take(event)
-    return fold.recordings
+        recorded.take(event)
+    return recorded.recordings
 
 
 def _taken(before: Recording, event: CompletionEvent) -> Recording:
@@ -99,9 +99,9 @@ def _taken(before: Recording, event: CompletionEvent) -> Recording:
     if isinstance(event, SessionOpened):
         return _opened(before, event)
     if before.end is not None:
-        return _noted(before, f"{event.type} came after the end and is ignored")
+        return _with_note(before, f"{event.type} came after the end and is ignored")
     if isinstance(event, SessionExpired) and event.reason == "idle" and len(before.calls) > event.seen:
-        return _noted(before, f"an idle timer that had seen {event.seen} calls is ignored")
+        return _with_note(before, f"an idle timer that had seen {event.seen} calls is ignored")
     return replace(before, end=event)
 
 
@@ -109,19 +109,19 @@ def _opened(before: Recording, event: SessionOpened) -> Recording:
     if before.opened is None and before.end is None:
         return replace(before, opened=event)
     if before.opened == event:
-        return _noted(before, "session_opened came more than once")
-    return _noted(before, "another session_opened is refused")
+        return _with_note(before, "session_opened came more than once")
+    return _with_note(before, "another session_opened is refused")
 
 
 def _called(before: Recording, record: CompletionRecord) -> Recording:
     known = next((call for call in (*before.calls, *before.late) if call.completion_id == record.completion_id), None)
     if known is not None:
-        verdict = "came more than once" if known == record else "came again with another content: refused (conflict)"
-        return _noted(before, f"{record.completion_id} {verdict}")
+        note = "came more than once" if known == record else "came again with another content: refused (conflict)"
+        return _with_note(before, f"{record.completion_id} {note}")
     if before.end is not None:
         return replace(before, late=(*before.late, record))
     return replace(before, calls=(*before.calls, record))
 
 
-def _noted(before: Recording, note: str) -> Recording:
+def _with_note(before: Recording, note: str) -> Recording:
     return replace(before, notes=(*before.notes, note))

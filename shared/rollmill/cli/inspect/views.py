@@ -1,4 +1,4 @@
-"""What became of every call of a session: plain data for drawing and for JSON."""
+"""What every call of a session became: plain data for drawing and for JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollmill.cli.inspect.differences import Difference, nearest
 from rollmill.cli.inspect.recordings import Recording
 from rollmill.models import CallKind, CallStatus, CompletionRecord, Trace, TraceTurn, Trajectory, VersionRuns
 
-Name = tuple[str, int]
+ReplyKey = tuple[str, int]
 """A reply: completion id and choice."""
 
 Kind = Literal["prompt", "context", "trained", "excluded"]
@@ -50,7 +50,7 @@ class TraceView:
     break_reason: str | None
     parent: str | None
     difference: Difference | None
-    """Where its first prompt parts from the call that it has most in common with; None for the first trace."""
+    """Where its first prompt differs from the call with the longest common prefix; None for the first trace."""
     drift: int
     finish_reason: str | None
     reward: float | None
@@ -88,19 +88,19 @@ class SessionView:
     excluded: tuple[tuple[str, int], ...]
     """Reason codes with their tokens."""
     traces: tuple[TraceView, ...]
-    """Those that start from no other; the others hang below a turn."""
+    """Traces that start from no other; the others are below a turn."""
     traces_in_all: int
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
 
     @property
     def unaccounted(self) -> int:
-        """Tokens that the builder said nothing of; its service excludes them as ``builder_dropped``."""
+        """Tokens that the builder did not account for; its service excludes them as ``builder_dropped``."""
         return self.captured - self.trained - sum(tokens for _, tokens in self.excluded)
 
 
 def view_of(recording: Recording, built: Trajectory, *, from_log: bool) -> SessionView:
-    """The view of a session whose calls became ``built``."""
+    """The view of a session with the trajectory ``built``."""
     late = tuple(LeftOut(call.completion_id, 0, "late", _tokens(call), None) for call in recording.late)
     return SessionView(
         session_id=recording.session_id,
@@ -127,11 +127,11 @@ class _Forest:
 
     def __init__(self, calls: Sequence[CompletionRecord], traces: Sequence[Trace]) -> None:
         self._calls, self._traces = calls, traces
-        home = {(turn.completion_id, turn.choice) for trace in traces for turn in trace.turns}
-        self._below: dict[Name | None, list[int]] = {}
+        replies = {(turn.completion_id, turn.choice) for trace in traces for turn in trace.turns}
+        self._below: dict[ReplyKey | None, list[int]] = {}
         for number, trace in enumerate(traces):
             parent = _parent(trace.metadata)
-            self._below.setdefault(parent if parent in home else None, []).append(number)
+            self._below.setdefault(parent if parent in replies else None, []).append(number)
 
     def roots(self) -> tuple[TraceView, ...]:
         return tuple(self._trace(number) for number in self._below.get(None, []))
@@ -170,7 +170,7 @@ def reply_name(completion_id: str, choice: int) -> str:
     return completion_id if not choice else f"{completion_id}, choice {choice}"
 
 
-def _parent(metadata: Mapping[str, Any]) -> Name | None:
+def _parent(metadata: Mapping[str, Any]) -> ReplyKey | None:
     parent = metadata.get("parent")
     return None if parent is None else (str(parent), int(metadata.get("parent_choice") or 0))
 
@@ -203,7 +203,7 @@ def _tokens(record: CompletionRecord) -> int:
 def _left_out(calls: Sequence[CompletionRecord], built: Trajectory) -> tuple[LeftOut, ...]:
     """In the order of the calls' starts."""
     used = {(turn.completion_id, turn.choice) for trace in built.traces for turn in trace.turns}
-    reasons: dict[Name, tuple[str, int]] = {}
+    reasons: dict[ReplyKey, tuple[str, int]] = {}
     for item in built.excluded:
         for unit in item.units:
             _, before = reasons.get((unit.completion_id, unit.choice), ("", 0))
@@ -212,12 +212,12 @@ def _left_out(calls: Sequence[CompletionRecord], built: Trajectory) -> tuple[Lef
     for record in sorted(calls, key=lambda call: (call.started_at, call.completion_id)):
         for choice in [item.index for item in record.choices] or [0]:
             if (record.completion_id, choice) not in used:
-                reason, tokens = reasons.get((record.completion_id, choice), (_guess(record), 0))
+                reason, tokens = reasons.get((record.completion_id, choice), (_implied_reason(record), 0))
                 found.append(LeftOut(record.completion_id, choice, reason, tokens, record.error))
     return tuple(found)
 
 
-def _guess(record: CompletionRecord) -> str:
+def _implied_reason(record: CompletionRecord) -> str:
     """Why a reply without any token is in no trace."""
     if record.kind is CallKind.AUX:
         return "aux"

@@ -1,4 +1,4 @@
-"""Dead letters as the topic has them: numbered by their place in it, with what was decided since."""
+"""Dead letters read from the topic: numbered by partition and offset, with the decisions about them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 JSON_HEADERS: Headers = ((CONTENT_TYPE, JSON.encode()),)
 
 
-class Place(NamedTuple):
+class LetterNumber(NamedTuple):
     """Number of a dead letter: its partition and offset in ``dead-letters``, which never change."""
 
     partition: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
         return f"{self.partition}:{self.offset}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> LetterNumber:
         """From ``partition:offset``. Raises InvalidInputError."""
         partition, _, offset = text.partition(":")
         if not (partition.isdecimal() and offset.isdecimal()):
@@ -50,7 +50,7 @@ class LetterState(StrEnum):
 class DeadLetter:
     """One dead letter, without its bytes: they may be many."""
 
-    place: Place
+    number: LetterNumber
     info: DeadLetterInfo
     key: bytes
     """As received."""
@@ -72,10 +72,10 @@ class DeadLetter:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which letters; None is any. ``since``: seconds since the epoch."""
+class LetterFilter:
+    """Which letters; None matches any. ``since``: seconds since the epoch."""
 
-    places: frozenset[Place] | None = None
+    numbers: frozenset[LetterNumber] | None = None
     stage: str | None = None
     reason: str | None = None
     topic: str | None = None
@@ -83,54 +83,54 @@ class Wanted:
     since: float | None = None
     state: LetterState | None = None
 
-    def takes(self, letter: DeadLetter) -> bool:
-        asked = (
+    def matches(self, letter: DeadLetter) -> bool:
+        conditions = (
             (self.stage, letter.info.stage),
             (self.reason, letter.info.reason),
             (self.topic, letter.info.topic),
             (self.key, letter.key.decode("utf-8", "backslashreplace")),
             (self.state, letter.state),
         )
-        named = self.places is None or letter.place in self.places
+        named = self.numbers is None or letter.number in self.numbers
         recent = self.since is None or letter.at >= self.since
-        return named and recent and all(wanted in (None, found) for wanted, found in asked)
+        return named and recent and all(wanted in (None, found) for wanted, found in conditions)
 
 
 @dataclass
-class DeadLetters:
+class DeadLetterIndex:
     """Folds the records of ``dead-letters``, in the order of each partition.
 
-    A record that says neither why it is here nor what was decided is a letter, too, with the reason ``unreadable``.
+    A record without a readable reason or decision is a letter, too, with the reason ``unreadable``.
     """
 
-    found: dict[Place, DeadLetter] = field(default_factory=dict)
+    found: dict[LetterNumber, DeadLetter] = field(default_factory=dict)
 
     def take(self, record: ConsumerRecord[bytes, bytes]) -> None:
-        place = Place(record.partition, record.offset)
+        number = LetterNumber(record.partition, record.offset)
         headers: Headers = tuple(record.headers)
         try:
             if header(headers, DEAD_LETTER_DECISION) is not None:
                 self._decide(decode(DeadLetterDecision, header(headers, DEAD_LETTER_DECISION), JSON_HEADERS))
             else:
-                self.found[place] = _letter(place, record, headers)
+                self.found[number] = _letter(number, record, headers)
         except PoisonRecordError as error:
-            self.found[place] = _unreadable(place, record, headers, error)
+            self.found[number] = _unreadable(number, record, headers, error)
 
     def _decide(self, decision: DeadLetterDecision) -> None:
-        place = Place(decision.partition, decision.offset)
-        letter = self.found.get(place)
+        number = LetterNumber(decision.partition, decision.offset)
+        letter = self.found.get(number)
         if letter is not None:
-            self.found[place] = replace(letter, decisions=(*letter.decisions, decision))
+            self.found[number] = replace(letter, decisions=(*letter.decisions, decision))
 
 
-def _letter(place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers) -> DeadLetter:
+def _letter(number: LetterNumber, record: ConsumerRecord[bytes, bytes], headers: Headers) -> DeadLetter:
     info: DeadLetterInfo = decode(DeadLetterInfo, header(headers, DEAD_LETTER), JSON_HEADERS)
     try:
         key = (record.key or b"") if info.key is None else bytes.fromhex(info.key)
     except ValueError as error:
         raise PoisonRecordError("invalid", f"the key is not in hexadecimal: {error}") from error
     return DeadLetter(
-        place=place,
+        number=number,
         info=info,
         key=key,
         headers=_received(headers),
@@ -140,44 +140,44 @@ def _letter(place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers
 
 
 def _unreadable(
-    place: Place, record: ConsumerRecord[bytes, bytes], headers: Headers, error: PoisonRecordError
+    number: LetterNumber, record: ConsumerRecord[bytes, bytes], headers: Headers, error: PoisonRecordError
 ) -> DeadLetter:
-    """Nobody knows where it came from: it can be shown and dropped, and driven nowhere."""
+    """Its source is unknown: it can be shown and dropped, but not replayed."""
     info = DeadLetterInfo(
         reason=UNREADABLE,
         error=str(error),
         stage=UNKNOWN,
         topic=UNKNOWN,
-        partition=place.partition,
-        offset=place.offset,
+        partition=number.partition,
+        offset=number.offset,
     )
-    return DeadLetter(place, info, record.key or b"", headers, len(record.value or b""), record.timestamp / 1000)
+    return DeadLetter(number, info, record.key or b"", headers, len(record.value or b""), record.timestamp / 1000)
 
 
 def _received(headers: Headers) -> Headers:
     """Without the last ``dead-letter`` header: it was added when the record was set aside."""
-    added = max(place for place, (name, _) in enumerate(headers) if name == DEAD_LETTER)
+    added = max(index for index, (name, _) in enumerate(headers) if name == DEAD_LETTER)
     return (*headers[:added], *headers[added + 1 :])
 
 
-async def read_letters(settings: KafkaSettings) -> dict[Place, DeadLetter]:
+async def read_letters(settings: KafkaSettings) -> dict[LetterNumber, DeadLetter]:
     """All letters, in the order of their numbers."""
-    letters = DeadLetters()
+    letters = DeadLetterIndex()
     async with Log.open(settings) as log:
         async for record in log.read(DEAD_LETTERS):
             letters.take(record)
     return dict(sorted(letters.found.items()))
 
 
-async def read_value(settings: KafkaSettings, place: Place) -> bytes:
+async def read_value(settings: KafkaSettings, number: LetterNumber) -> bytes:
     """The bytes of a letter, as received."""
     async with Log.open(settings) as log:
-        return (await log.at(DEAD_LETTERS, place.partition, place.offset)).value or b""
+        return (await log.at(DEAD_LETTERS, number.partition, number.offset)).value or b""
 
 
-def chosen(letters: dict[Place, DeadLetter], wanted: Wanted) -> list[DeadLetter]:
-    """Those that are ``wanted``. Raises InvalidInputError where a number is asked for that no letter has."""
-    missing = sorted((wanted.places or frozenset()) - set(letters))
+def select_letters(letters: dict[LetterNumber, DeadLetter], wanted: LetterFilter) -> list[DeadLetter]:
+    """Those that match ``wanted``. Raises InvalidInputError where no letter has a number that it names."""
+    missing = sorted((wanted.numbers or frozenset()) - set(letters))
     if missing:
         raise InvalidInputError(f"there is no dead letter {', '.join(map(str, missing))}")
-    return [letter for letter in letters.values() if wanted.takes(letter)]
+    return [letter for letter in letters.values() if wanted.matches(letter)]

@@ -1,4 +1,4 @@
-"""Deciding about dead letters: one transaction per letter, one person at a time."""
+"""Decisions about dead letters: one transaction per letter, one operator at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollmill.codec import DEAD_LETTER_DECISION, JSON, encode, read_manifest
 from rollmill.errors import InvalidInputError, RetryableError
 from rollmill.models import Disposition, outcome
 from rollmill.models.outcome import DeadLetterDecision
-from rollmill.ops.dlq.dead_letter import DeadLetter, LetterState, Place, read_letters, read_value
+from rollmill.ops.dlq.dead_letter import DeadLetter, LetterNumber, LetterState, read_letters, read_value
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.transaction import ProducerRecord, Transaction, TransactionFailedError, stop_producer
 from rollmill.runtime.stream.processor import OutputRecord
@@ -24,47 +24,47 @@ from rollmill.topics import DEAD_LETTERS, OUTCOMES, REGISTRY, Partitioning, Topi
 STAGE = "dlq"
 RE_DRIVEN = "re_driven"
 RE_DRIVEN_HEADER = "re-driven"
-"""Added to a record that is driven again: the number of the letter it was."""
+"""Added to a record that is driven again: the number of its dead letter."""
 DEADLINE_SECONDS = 20.0
 
 
 @dataclass
 class DeadLetterManager:
-    """Decides letters. Whoever opens a desk fences the one before, whose transactions fail then (FencedError)."""
+    """Decides about letters. Opening a manager fences the one before: its transactions fail then (FencedError)."""
 
     settings: KafkaSettings
     producer: AIOKafkaProducer
     clock: Clock
     by: str
-    letters: dict[Place, DeadLetter]
-    """As they are, for they were read behind the fence and nobody else decides."""
+    letters: dict[LetterNumber, DeadLetter]
+    """Current, because they were read after the predecessor was fenced."""
 
-    async def replay(self, place: Place, why: str | None = None) -> str | None:
-        """Drive a letter again. Returns why nothing was done, None where it was.
+    async def replay(self, number: LetterNumber, why: str | None = None) -> str | None:
+        """Drive a letter again. Returns why nothing was done; None where the letter was replayed.
 
         Raises RetryableError where the broker did not answer, InvalidInputError where the source topic is unknown.
         """
-        letter = self.letters[place]
+        letter = self.letters[number]
         if letter.state is LetterState.REPLAYED:
             return _decided(letter)
-        value = await read_value(self.settings, place)
-        await self._write(re_driven(letter, value, self.settings), letter, "replayed", why)
+        value = await read_value(self.settings, number)
+        await self._write(redrive_records(letter, value, self.settings), letter, "replayed", why)
         return None
 
-    async def drop(self, place: Place, why: str) -> str | None:
-        """Leave a letter dead for good. Returns why nothing was done, None where it was."""
-        letter = self.letters[place]
+    async def drop(self, number: LetterNumber, why: str) -> str | None:
+        """Leave a letter dead for good. Returns why nothing was done; None where the letter was dropped."""
+        letter = self.letters[number]
         if letter.state is not LetterState.OPEN:
             return _decided(letter)
         await self._write([], letter, "dropped", why)
         return None
 
     async def _write(self, records: list[ProducerRecord], letter: DeadLetter, decision: str, why: str | None) -> None:
-        word = DeadLetterDecision.model_validate(
+        record = DeadLetterDecision.model_validate(
             {
                 "decision": decision,
-                "partition": letter.place.partition,
-                "offset": letter.place.offset,
+                "partition": letter.number.partition,
+                "offset": letter.number.offset,
                 "by": self.by,
                 "why": why,
                 "at": self.clock.now(),
@@ -72,16 +72,18 @@ class DeadLetterManager:
         )
         try:
             await Transaction(self.producer, DEADLINE_SECONDS).run(
-                [*records, _beside(letter, word, self.settings)], None, ""
+                [*records, _decision_record(letter, record, self.settings)], None, ""
             )
         except TransactionFailedError as error:
-            raise RetryableError(f"{letter.place} is as it was, or decided whole: {error}; look at it again") from error
-        self.letters[letter.place] = replace(letter, decisions=(*letter.decisions, word))
+            raise RetryableError(
+                f"{letter.number} is either unchanged or decided: {error}; look at it again"
+            ) from error
+        self.letters[letter.number] = replace(letter, decisions=(*letter.decisions, record))
 
 
 @asynccontextmanager
 async def open_manager(settings: KafkaSettings, clock: Clock, by: str) -> AsyncIterator[DeadLetterManager]:
-    """A desk; closed at the end."""
+    """A manager of the letters; closed at the end."""
     producer = KafkaClients(settings).producer(f"{settings.prefix}{STAGE}")
     await producer.start()
     try:
@@ -91,15 +93,15 @@ async def open_manager(settings: KafkaSettings, clock: Clock, by: str) -> AsyncI
 
 
 def source_topic(letter: DeadLetter) -> Topic:
-    """Where a letter came from. Raises InvalidInputError for a topic that is not in the registry."""
+    """The topic that a letter came from. Raises InvalidInputError for a topic that is not in the registry."""
     for topic in REGISTRY:
         if topic.name == letter.info.topic:
             return topic
-    raise InvalidInputError(f"{letter.place} came from {letter.info.topic!r}, which is no topic of the registry")
+    raise InvalidInputError(f"{letter.number} came from {letter.info.topic!r}, which is no topic of the registry")
 
 
-def re_driven(letter: DeadLetter, value: bytes, settings: KafkaSettings) -> list[ProducerRecord]:
-    """The record as received, in its source topic, and ``reopened`` where its death had closed an account."""
+def redrive_records(letter: DeadLetter, value: bytes, settings: KafkaSettings) -> list[ProducerRecord]:
+    """The record as received, for its source topic, and ``reopened`` where the dead letter had closed units."""
     topic = source_topic(letter)
     headers = tuple(item for item in letter.headers if item[0] != RE_DRIVEN_HEADER)
     record = ProducerRecord(
@@ -107,13 +109,13 @@ def re_driven(letter: DeadLetter, value: bytes, settings: KafkaSettings) -> list
         _partition(letter, topic, settings),
         letter.key,
         value,
-        (*headers, (RE_DRIVEN_HEADER, str(letter.place).encode())),
+        (*headers, (RE_DRIVEN_HEADER, str(letter.number).encode())),
     )
     return [record, *_reopened(letter, settings)]
 
 
 def _partition(letter: DeadLetter, topic: Topic, settings: KafkaSettings) -> int:
-    """By the key, as the pipeline places it: a letter from a wrong partition comes to the right one."""
+    """By the key, as in the pipeline: a letter from a wrong partition goes to the right one."""
     if topic.partitioning is Partitioning.SHARED and letter.key:
         return partition_of(letter.key, topic.partitions(settings))
     return letter.info.partition
@@ -123,7 +125,7 @@ def _reopened(letter: DeadLetter, settings: KafkaSettings) -> list[ProducerRecor
     manifest = read_manifest(letter.headers)
     if manifest is None or not manifest.units or letter.info.units_held:
         return []
-    word = outcome(
+    reopened = outcome(
         Disposition.REOPENED,
         stage=STAGE,
         session_id=manifest.session_id,
@@ -131,18 +133,18 @@ def _reopened(letter: DeadLetter, settings: KafkaSettings) -> list[ProducerRecor
         units=manifest.units,
         reason=RE_DRIVEN,
     )
-    return [producer_record(OutputRecord(OUTCOMES, manifest.session_id, word), settings)]
+    return [producer_record(OutputRecord(OUTCOMES, manifest.session_id, reopened), settings)]
 
 
-def _beside(letter: DeadLetter, word: DeadLetterDecision, settings: KafkaSettings) -> ProducerRecord:
+def _decision_record(letter: DeadLetter, decision: DeadLetterDecision, settings: KafkaSettings) -> ProducerRecord:
     return ProducerRecord(
         DEAD_LETTERS.full_name(settings.prefix),
-        letter.place.partition,
-        letter.key or str(letter.place).encode(),
+        letter.number.partition,
+        letter.key or str(letter.number).encode(),
         b"",
-        ((DEAD_LETTER_DECISION, encode(word, JSON)),),
+        ((DEAD_LETTER_DECISION, encode(decision, JSON)),),
     )
 
 
 def _decided(letter: DeadLetter) -> str:
-    return f"{letter.place} was {letter.state} already, by {letter.decisions[-1].by}: nothing is done"
+    return f"{letter.number} was {letter.state} already, by {letter.decisions[-1].by}: nothing is done"

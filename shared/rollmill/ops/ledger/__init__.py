@@ -2,7 +2,11 @@
 and per length of session.
 
 In: the topics alone (`outcomes`, the changelogs, `built`, `trajectories`, `batches`, `acks`). Out: a `Balance`. It
-keeps no state and writes nothing, so it may be asked at any time, of a running system too.
+keeps no state and writes nothing, so it may be read at any time, also on a running system.
+
+reader: reads and balances. reconciliation: folds outcomes and tokens in flight, pure. in_flight: what stages hold.
+balance: the numbers. pass_at_k: the report on eval sessions. log_reader, batch_header: topics to their end, headers of
+batches.
 """
 
 from rollmill.ops.ledger.balance import Balance, Totals

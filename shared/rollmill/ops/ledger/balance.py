@@ -1,4 +1,4 @@
-"""What the ledger says: totals over everything, per policy version, and per length of session."""
+"""The ledger's numbers: totals over everything, per policy version, and per length of session."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Totals:
     dead_lettered: Counter[str] = field(default_factory=Counter)
     """By reason."""
     pending: int = 0
-    """Without a disposition, and held: at or beyond a stage's position, in its state, or in an unacknowledged step."""
+    """Without a disposition, and in flight: beyond a stage's position, in its state, or in an unacknowledged step."""
     lost: int = 0
-    """Without a disposition, and held nowhere."""
+    """Without a disposition, and not in flight."""
     doubled: int = 0
     """Captured twice, or with two dispositions or two batch ids; counted beside the five fates."""
     uncaptured: int = 0
@@ -69,11 +69,11 @@ class Balance:
     total: Totals = field(default_factory=Totals)
     by_version: dict[PolicyVersion, Totals] = field(default_factory=dict)
     by_length: dict[str, Totals] = field(default_factory=dict)
-    """By bucket of `bucket_of` the session's captured tokens: a rule that drops long sessions shows here."""
+    """By bucket of `bucket_of` the session's captured tokens: shows a rule that drops long sessions."""
     sessions: Counter[str] = field(default_factory=Counter)
     """Attempts of sessions with captured tokens, by bucket."""
     unreadable: int = 0
-    """Records of the topic ``outcomes`` that are none; their tokens are in no number."""
+    """Records of the topic ``outcomes`` that cannot be decoded; their tokens are in no number."""
 
     @property
     def balanced(self) -> bool:
@@ -91,5 +91,5 @@ class Balance:
     def as_json(self) -> dict[str, Any]:
         versions = {str(version): totals.as_json() for version, totals in sorted(self.by_version.items())}
         lengths = {name: {"sessions": count, **totals.as_json()} for name, count, totals in self.lengths()}
-        verdict = {"unreadable": self.unreadable, "balanced": self.balanced}
-        return {**self.total.as_json(), **verdict, "by_version": versions, "by_length": lengths}
+        state = {"unreadable": self.unreadable, "balanced": self.balanced}
+        return {**self.total.as_json(), **state, "by_version": versions, "by_length": lengths}

@@ -12,7 +12,7 @@ from rollmill.models import BatchHeader
 
 LENGTH = struct.Struct("<Q")
 HEADER = "header"
-"""Key of our own header in the metadata of safetensors."""
+"""Key of the batch header in the metadata of safetensors."""
 
 
 def batch_header(value: bytes) -> BatchHeader:
@@ -22,6 +22,6 @@ def batch_header(value: bytes) -> BatchHeader:
         text: str = orjson.loads(value[LENGTH.size : LENGTH.size + length])["__metadata__"][HEADER]
         packed = text.encode()
     except (struct.error, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise PoisonRecordError("malformed", f"no batch in safetensors with a header of ours: {error}") from error
+        raise PoisonRecordError("malformed", f"no batch in safetensors with a batch header: {error}") from error
     header: BatchHeader = decode(BatchHeader, packed, ((CONTENT_TYPE, JSON.encode()),))
     return header

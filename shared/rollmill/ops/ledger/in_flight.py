@@ -1,7 +1,7 @@
-"""What is held, from the topics alone (rule L4): records not taken yet, state, steps not acknowledged.
+"""Tokens in flight, from the topics alone (rule L4): records not processed yet, state, steps not acknowledged.
 
 Stages are read from the source downstream. A token only ever moves downstream, and a stage's state, position and
-outputs change in one transaction; so whatever is held when the reading begins is found here, or has its disposition
+outputs change in one transaction; so a token in flight when the reading begins is found here, or has its disposition
 when the outcomes are read afterwards.
 """
 
@@ -34,8 +34,8 @@ INTERNAL = "!"
 """Begins the changelog keys that are the engine's own."""
 
 
-async def held(log: Log) -> AsyncIterator[Manifest]:
-    """Manifests of everything that is held somewhere."""
+async def in_flight(log: Log) -> AsyncIterator[Manifest]:
+    """Manifests of everything that is in flight in a stage or in a step."""
     async for manifest in _stage(log, STATE_BUILDER, None):
         yield manifest
     async for manifest in _stage(log, STATE_REWARD_MERGER, BUILT):
@@ -48,10 +48,10 @@ async def held(log: Log) -> AsyncIterator[Manifest]:
 
 @dataclass
 class StageState:
-    """Live deltas and positions of a stage, folded from its changelog."""
+    """Live state and positions of a stage, folded from its changelog."""
 
     live: dict[tuple[int, str], Manifest] = field(default_factory=dict)
-    """Manifests by changelog partition and key, where a delta has one."""
+    """Manifests by changelog partition and key, where a state record has one."""
     offsets: dict[str, int] = field(default_factory=dict)
     """Next input offset by ``topic/partition``."""
 
@@ -60,24 +60,24 @@ class StageState:
         if key == POSITION and record.value is not None:
             self.offsets |= orjson.loads(record.value)["offsets"]
         if not key.startswith(INTERNAL):
-            self._hold((record.partition, key), None if record.value is None else manifest_of(record))
+            self._set((record.partition, key), None if record.value is None else manifest_of(record))
 
-    def _hold(self, slot: tuple[int, str], manifest: Manifest | None) -> None:
+    def _set(self, slot: tuple[int, str], manifest: Manifest | None) -> None:
         if manifest is None:
             self.live.pop(slot, None)
         else:
             self.live[slot] = manifest
 
-    def held(self) -> Iterator[Manifest]:
-        """The live manifests. Of a session that went on, a copy that stays for revisions holds nothing."""
+    def in_flight(self) -> Iterator[Manifest]:
+        """The live manifests, without those that the merger keeps for revisions of a session that it has sent on."""
         manifests = tuple(self.live.values())
-        gone = {(item.session_id, item.attempt) for item in manifests if not item.units}
-        return (item for item in manifests if (item.session_id, item.attempt) not in gone)
+        sent_on = {(item.session_id, item.attempt) for item in manifests if not item.units}
+        return (item for item in manifests if (item.session_id, item.attempt) not in sent_on)
 
     def starts(self, topic: Topic) -> dict[int, int]:
         """Next offset by partition of one input topic."""
-        places = ((slot.rpartition("/"), offset) for slot, offset in self.offsets.items())
-        return {int(number): offset for (name, _, number), offset in places if name == topic.name}
+        entries = ((slot.rpartition("/"), offset) for slot, offset in self.offsets.items())
+        return {int(number): offset for (name, _, number), offset in entries if name == topic.name}
 
 
 def manifest_of(record: KafkaRecord) -> Manifest | None:
@@ -86,11 +86,11 @@ def manifest_of(record: KafkaRecord) -> Manifest | None:
 
 
 async def _stage(log: Log, changelog: Topic, source: Topic | None) -> AsyncIterator[Manifest]:
-    """What lives in a stage's state, then what lies at or beyond its position in ``source``."""
+    """What is in a stage's state, then what is at or beyond its position in ``source``."""
     state = StageState()
     async for record in log.read(changelog):
         state.take(record)
-    for manifest in state.held() if changelog is STATE_REWARD_MERGER else state.live.values():
+    for manifest in state.in_flight() if changelog is STATE_REWARD_MERGER else state.live.values():
         yield manifest
     if source is not None:
         async for record in log.read(source, state.starts(source)):
@@ -126,14 +126,14 @@ async def _unacknowledged(log: Log) -> AsyncIterator[Manifest]:
     """The traces of every step that not all ranks have acknowledged."""
     acknowledged = Acknowledged()
     async for record in log.read(ACKS):
-        with suppress(PoisonRecordError):  # the batcher sets it aside
+        with suppress(PoisonRecordError):  # the batcher writes it to the dead letters
             acknowledged.take(decode(ACKS.model, record.value, tuple(record.headers)))
     steps: dict[str, BatchHeader] = {}
     async for record in log.read(BATCHES):
         try:
             header = batch_header(record.value or b"")
         except PoisonRecordError:
-            continue  # the trainer refuses it; tokens that lie in no readable batch show as lost
+            continue  # the trainer refuses it; tokens in no readable batch show as lost
         if header.placement >= steps.get(header.batch_id, header).placement:
             steps[header.batch_id] = header
     open_steps = {batch_id: header for batch_id, header in steps.items() if not acknowledged.finished(header)}

@@ -50,29 +50,29 @@ class Log:
         for number, offset in (starts or {}).items():
             self.consumer.seek(everywhere[number], offset)
         ends = await self.consumer.end_offsets(partitions)
-        # An empty answer is progress, too: it moves the position past the markers of transactions.
+        # An empty poll is progress, too: it moves the position past the markers of transactions.
         while not await self._past(ends):
             for records in (await self.consumer.getmany(timeout_ms=POLL_MS)).values():
                 for record in records:
                     yield record
 
     async def beginnings(self, topic: Topic) -> dict[int, int]:
-        """First offset that is still there, by partition."""
+        """First retained offset, by partition."""
         found = await self.consumer.beginning_offsets(self.partitions(topic))
-        return {place.partition: offset for place, offset in found.items()}
+        return {partition.partition: offset for partition, offset in found.items()}
 
     async def at(self, topic: Topic, partition: int, offset: int) -> KafkaRecord:
         """The record at one offset. Raises LookupError where there is none."""
-        place = self.partitions(topic)[partition]
-        self.consumer.assign([place])
-        self.consumer.seek(place, offset)
-        end = (await self.consumer.end_offsets([place]))[place]
-        while await self.consumer.position(place) < end:
-            for record in (await self.consumer.getmany(timeout_ms=POLL_MS, max_records=1)).get(place, ()):
+        target = self.partitions(topic)[partition]
+        self.consumer.assign([target])
+        self.consumer.seek(target, offset)
+        end = (await self.consumer.end_offsets([target]))[target]
+        while await self.consumer.position(target) < end:
+            for record in (await self.consumer.getmany(timeout_ms=POLL_MS, max_records=1)).get(target, ()):
                 if record.offset == offset:
                     return record
-                raise LookupError(f"{place.topic}/{partition} has no record at offset {offset}")
-        raise LookupError(f"{place.topic}/{partition} ends before offset {offset}")
+                raise LookupError(f"{target.topic}/{partition} has no record at offset {offset}")
+        raise LookupError(f"{target.topic}/{partition} ends before offset {offset}")
 
     async def _past(self, ends: Mapping[TopicPartition, int]) -> bool:
         behind = [tp for tp, end in ends.items() if await self.consumer.position(tp) < end]

@@ -1,4 +1,4 @@
-"""pass@k of eval sessions, by data set and policy version (rule A7). Pure."""
+"""pass@k of eval sessions, by data set and policy version (rule A7). Pure, apart from `read_evals`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rollmill.codec import decode
+from rollmill.errors import PoisonRecordError
 from rollmill.models import PolicyVersion, Purpose, Trajectory
+from rollmill.ops.ledger.log_reader import Log
+from rollmill.settings import KafkaSettings
+from rollmill.topics import TRAJECTORIES
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -21,18 +26,18 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-class Of(NamedTuple):
-    """What a line of the report is about; None is not known."""
+class EvalGroup(NamedTuple):
+    """Data set, policy and version of a line of the report; None is unknown."""
 
     dataset: str | None
     policy: str
     version: PolicyVersion | None
-    """The oldest that sampled any of the answer's tokens."""
+    """The oldest version that sampled a token of the answer."""
 
 
 @dataclass
-class Answers:
-    """Answers to one task."""
+class TaskAnswers:
+    """Numbers of answers to one task."""
 
     graded: int = 0
     right: int = 0
@@ -42,12 +47,12 @@ class Answers:
 class EvalLine:
     """One data set answered by one policy version."""
 
-    of: Of
-    tasks: dict[str, Answers] = field(default_factory=dict)
+    of: EvalGroup
+    tasks: dict[str, TaskAnswers] = field(default_factory=dict)
     ungraded: int = 0
     """Sessions without a grade; they are in no other number, because no grade is no failure."""
     mixed: int = 0
-    """Graded sessions that a weight update has split: tokens of several versions."""
+    """Graded sessions with tokens of several versions, because of a weight update."""
     rewards: list[float] = field(default_factory=list)
 
     @property
@@ -75,25 +80,25 @@ class EvalLine:
         }
 
 
-class Answer(NamedTuple):
+class EvalAnswer(NamedTuple):
     """What the report needs of an eval session."""
 
-    of: Of
+    of: EvalGroup
     task: str
-    place: tuple[int, int]
-    """Attempt and revision; of one session the highest counts."""
+    order: tuple[int, int]
+    """Attempt and revision; the highest of a session counts."""
     reward: float | None
     mixed: bool
 
 
-def answer_of(trajectory: Trajectory) -> Answer | None:
-    """None for a session that is no eval."""
+def answer_of(trajectory: Trajectory) -> EvalAnswer | None:
+    """What the report needs of a trajectory; None for a session that is no eval."""
     if trajectory.spec.purpose is not Purpose.EVAL:
         return None
     versions = {version for trace in trajectory.traces for version, _ in trace.versions if version is not None}
     spec = trajectory.spec
-    return Answer(
-        Of(spec.dataset, spec.policy, min(versions, default=None)),
+    return EvalAnswer(
+        EvalGroup(spec.dataset, spec.policy, min(versions, default=None)),
         spec.task_id or trajectory.group_id,
         (trajectory.attempt, trajectory.revision or 0),
         trajectory.outcome_reward,
@@ -101,26 +106,42 @@ def answer_of(trajectory: Trajectory) -> Answer | None:
     )
 
 
-def report(answers: Mapping[str, Answer], right_from: float = 1.0) -> list[EvalLine]:
+async def read_evals(settings: KafkaSettings) -> dict[str, EvalAnswer]:
+    """Every eval session that the topic still holds, by its id: the last attempt at its last revision."""
+    found: dict[str, EvalAnswer] = {}
+    async with Log.open(settings) as log:
+        async for record in log.read(TRAJECTORIES):
+            try:
+                trajectory = decode(TRAJECTORIES.model, record.value, tuple(record.headers))
+            except PoisonRecordError:
+                continue  # the batcher writes it to the dead letters
+            answer = answer_of(trajectory)
+            known = found.get(trajectory.session_id)
+            if answer is not None and (known is None or known.order < answer.order):
+                found[trajectory.session_id] = answer
+    return found
+
+
+def report(answers: Mapping[str, EvalAnswer], right_from: float = 1.0) -> list[EvalLine]:
     """Lines by data set, policy and version. ``answers`` by session; right is a reward of at least ``right_from``."""
-    lines: dict[Of, EvalLine] = {}
+    lines: dict[EvalGroup, EvalLine] = {}
     for _, answer in sorted(answers.items()):
-        _book(lines.setdefault(answer.of, EvalLine(answer.of)), answer, right_from)
-    return sorted(lines.values(), key=lambda line: _order(line.of))
+        _add(lines.setdefault(answer.of, EvalLine(answer.of)), answer, right_from)
+    return sorted(lines.values(), key=lambda line: _sort_key(line.of))
 
 
-def _book(line: EvalLine, answer: Answer, right_from: float) -> None:
+def _add(line: EvalLine, answer: EvalAnswer, right_from: float) -> None:
     if answer.reward is None:
         line.ungraded += 1
         return
-    task = line.tasks.setdefault(answer.task, Answers())
+    task = line.tasks.setdefault(answer.task, TaskAnswers())
     task.graded += 1
     task.right += answer.reward >= right_from
     line.rewards.append(answer.reward)
     line.mixed += answer.mixed
 
 
-def _order(of: Of) -> tuple[str, str, PolicyVersion]:
+def _sort_key(of: EvalGroup) -> tuple[str, str, PolicyVersion]:
     return (of.dataset or "", of.policy, of.version or PolicyVersion())
 
 
@@ -131,7 +152,7 @@ def default_ks(lines: Iterable[EvalLine]) -> list[int]:
 
 
 def table(lines: Sequence[EvalLine], ks: Sequence[int]) -> Iterator[str]:
-    """For a person; a star where a line's tasks are not all in an estimate."""
+    """As text; a star where an estimate does not cover all tasks of the line."""
     heads = ("dataset", "policy", "version", "tasks", "graded", "ungraded", "reward", *(f"pass@{k}" for k in ks))
     yield _columns(heads)
     for line in lines:

@@ -1,22 +1,23 @@
-"""The balance of a prefix, read from its topics, once or again and again."""
+"""The balance of a prefix, read from its topics, once or repeatedly."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
-from rollmill.models import TokenDisposition
+from rollmill.models import Rewound, StepAcknowledged, StepsResharded, TokenDisposition, TrainerEvent
 from rollmill.ops.ledger.balance import Balance
-from rollmill.ops.ledger.in_flight import held
-from rollmill.ops.ledger.lineage import read_rewound
+from rollmill.ops.ledger.in_flight import in_flight
 from rollmill.ops.ledger.log_reader import Log
 from rollmill.ops.ledger.reconciliation import Reconciliation
 from rollmill.settings import KafkaSettings
-from rollmill.topics import OUTCOMES
+from rollmill.topics import ACKS, OUTCOMES
 
 PAUSE_SECONDS = 0.5
 
@@ -27,26 +28,26 @@ class LedgerReader:
 
     settings: KafkaSettings
     takes: Callable[[TokenDisposition], bool] = lambda _outcome: True
-    """Whether an outcome is of a session that is balanced."""
-    _accounts: Reconciliation = field(default_factory=Reconciliation)
+    """Whether the outcome's session is balanced at all."""
+    _reconciliation: Reconciliation = field(default_factory=Reconciliation)
     _positions: Mapping[int, int] | None = None
     _unreadable: int = 0
 
     async def look(self) -> Balance:
         """The balance now. Exact on a running system, too.
 
-        Tokens captured when the reading begins are balanced: first the outcomes are read, then what is held, then
-        the outcomes that came meanwhile, for a token that was on its way has either been seen held or has its
+        Tokens captured when the reading begins are balanced: first the outcomes are read, then what is in flight, then
+        the outcomes that came meanwhile, for a token has either been seen in flight or has its
         disposition.
         """
         async with Log.open(self.settings) as log:
             await self._book(log)
-            seen = self._accounts.booked
-            manifests = [manifest async for manifest in held(log)]
+            seen = self._reconciliation.booked
+            manifests = [manifest async for manifest in in_flight(log)]
             await self._book(log)
             # Last, because a rewind is written before what is trained again.
             rewound = await read_rewound(log)
-        balance = self._accounts.balance(manifests, rewound, until=seen)
+        balance = self._reconciliation.balance(manifests, rewound, until=seen)
         balance.unreadable = self._unreadable
         return balance
 
@@ -62,7 +63,7 @@ class LedgerReader:
 
     def _take(self, outcome: TokenDisposition) -> None:
         if self.takes(outcome):
-            self._accounts.book(outcome)
+            self._reconciliation.book(outcome)
 
 
 async def read_balance(settings: KafkaSettings) -> Balance:
@@ -71,7 +72,7 @@ async def read_balance(settings: KafkaSettings) -> Balance:
 
 
 async def balances(settings: KafkaSettings, pause: float = PAUSE_SECONDS) -> AsyncIterator[Balance]:
-    """The balance, again and again, with ``pause`` seconds between two looks."""
+    """The balance, repeatedly, with ``pause`` seconds between two looks."""
     reader = LedgerReader(settings)
     while True:
         yield await reader.look()
@@ -85,3 +86,44 @@ async def settled_balance(settings: KafkaSettings, timeout: float = 60.0) -> Bal
         if not balance.total.pending or time.monotonic() >= until:
             return balance
     raise RuntimeError("looking at the ledger has no end of its own")
+
+
+@dataclass
+class Lineage:
+    """Which acknowledged batches were taken back, because a trainer went back to a checkpoint (rule R3).
+
+    Folds the topic ``acks`` in its order.
+    """
+
+    _acknowledged: dict[tuple[str, int], dict[int, str]] = field(default_factory=dict)
+    """By run and rank: batch ids by step."""
+    _rewound: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """By batch id and rank."""
+
+    def take(self, event: TrainerEvent) -> None:
+        if isinstance(event, StepAcknowledged):
+            self._acknowledged.setdefault((event.run, event.rank), {})[event.step] = event.batch_id
+        if isinstance(event, Rewound | StepsResharded):
+            for (run, rank), batches in self._acknowledged.items():
+                if run == event.run and (isinstance(event, StepsResharded) or event.rank in (None, rank)):
+                    self._take_back(rank, batches, event.next_step)
+
+    def _take_back(self, rank: int, batches: dict[int, str], next_step: int) -> None:
+        for step in [step for step in batches if step >= next_step]:
+            self._rewound[batches.pop(step), rank] += 1
+
+    @property
+    def rewound(self) -> dict[str, int]:
+        """How often a batch was taken back, by its id. Of several ranks the highest number counts."""
+        most: dict[str, int] = {}
+        for (batch_id, _), count in self._rewound.items():
+            most[batch_id] = max(count, most.get(batch_id, 0))
+        return most
+
+
+async def read_rewound(log: Log) -> dict[str, int]:
+    lineage = Lineage()
+    async for record in log.read(ACKS):
+        with suppress(PoisonRecordError):  # the batcher writes it to the dead letters
+            lineage.take(decode(ACKS.model, record.value, tuple(record.headers)))
+    return lineage.rewound

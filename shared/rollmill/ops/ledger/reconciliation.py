@@ -1,20 +1,22 @@
-"""Folds outcomes and holdings into a balance, token range by token range (rules L1, L3, L4). Pure."""
+"""Folds outcomes and tokens in flight into a balance, token range by token range (rules L1, L3, L4). Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange
 from rollmill.ops.ledger.balance import Balance, Totals, bucket_of
-from rollmill.ops.ledger.ranges import Ranges
+
+T = TypeVar("T")
 
 
 class Reply(NamedTuple):
-    """One sampled reply: the account that its tokens are booked in."""
+    """One sampled reply: its tokens are accounted for together."""
 
     session_id: str
     attempt: int
@@ -23,23 +25,23 @@ class Reply(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One outcome's word on a range."""
+    """One outcome of a token range."""
 
     disposition: Disposition
     version: PolicyVersion
     reason: str | None = None
     batch_id: str | None = None
-    """Of the trainer's words."""
+    """Of the trainer's outcomes."""
     number: int = 0
     """Counts the outcomes in the order of booking."""
 
 
 class History(NamedTuple):
-    """What was said of tokens that share one fate, in order, and whether something holds them."""
+    """The outcomes of tokens that share one fate, in order, and whether they are in flight."""
 
     tokens: int
     entries: tuple[Entry, ...]
-    held: bool
+    in_flight: bool
 
     @property
     def captures(self) -> tuple[Entry, ...]:
@@ -50,12 +52,12 @@ class History(NamedTuple):
         return (self.captures or self.entries)[0].version
 
 
-HELD = None
+IN_FLIGHT = None
 NEVER: Mapping[str, int] = MappingProxyType({})
 Mark = Entry | None
 
 _REPEATABLE = {Disposition.TRAINED, Disposition.EXCLUDED, Disposition.DEAD_LETTERED}
-"""The same outcome id again is the same word again: a trainer that went back to a checkpoint acknowledges twice."""
+"""A repeated outcome id repeats the outcome: a trainer that went back to a checkpoint acknowledges twice."""
 
 
 @dataclass
@@ -67,8 +69,8 @@ class Reconciliation:
     """
 
     _replies: dict[Reply, Ranges[Mark]] = field(default_factory=dict)
-    _said: dict[str, dict[object, str]] = field(default_factory=dict)
-    """Ids of dispositions by session and by what they are of, since the session's last reopening."""
+    _last_ids: dict[str, dict[object, str]] = field(default_factory=dict)
+    """Last outcome id by session and by subject (batch or outcome), since the session's last reopening."""
     booked: int = 0
     """Outcomes taken so far, repeats included."""
 
@@ -79,39 +81,39 @@ class Reconciliation:
             return
         for unit in outcome.units:
             entry = Entry(outcome.disposition, unit.version, outcome.reason, outcome.batch_id, self.booked)
-            self._range(outcome.session_id, outcome.attempt, unit).lay(unit.start, unit.stop, entry)
+            self._range(outcome.session_id, outcome.attempt, unit).mark(unit.start, unit.stop, entry)
 
     def _is_repeat(self, outcome: TokenDisposition) -> bool:
         if outcome.disposition is Disposition.REOPENED:
-            self._said.pop(outcome.session_id, None)
+            self._last_ids.pop(outcome.session_id, None)
         if outcome.disposition not in _REPEATABLE:
             return False
-        said = self._said.setdefault(outcome.session_id, {})
-        # A trainer that went back may come to another word on a batch, and later to its first one again.
-        of = outcome.outcome_id if outcome.batch_id is None else (outcome.attempt, outcome.units, outcome.batch_id)
-        repeat = said.get(of) == outcome.outcome_id
-        said[of] = outcome.outcome_id
+        last_ids = self._last_ids.setdefault(outcome.session_id, {})
+        # A trainer that went back may decide otherwise about a batch, and later as at first again.
+        subject = outcome.outcome_id if outcome.batch_id is None else (outcome.attempt, outcome.units, outcome.batch_id)
+        repeat = last_ids.get(subject) == outcome.outcome_id
+        last_ids[subject] = outcome.outcome_id
         return repeat
 
     def balance(
-        self, held: Iterable[Manifest] = (), rewound: Mapping[str, int] = NEVER, *, until: int | None = None
+        self, in_flight: Iterable[Manifest] = (), rewound: Mapping[str, int] = NEVER, *, until: int | None = None
     ) -> Balance:
-        """The balance, given what is held: manifests of records, of state and of steps not acknowledged.
+        """The balance, given the manifests of what is in flight: records, state and steps not acknowledged.
 
-        ``rewound``: how often trainers took back a batch that they had acknowledged. So many of its words are void:
+        ``rewound``: how often trainers took back a batch that they had acknowledged. So many of its outcomes are void:
         the lineage of the loaded checkpoint counts (rule R3). ``until``: tokens captured by a later outcome than
-        that many are not balanced yet, for they were not there when the holdings were read.
+        that many are not balanced yet, for they were not captured when the tokens in flight were read.
         """
-        holdings = _holdings(held)
+        manifests = _by_reply(in_flight)
         found = [
             (reply, history)
             for reply, ranges in self._replies.items()
-            for history in _histories(_with_holdings(ranges, holdings.get(reply, ())), rewound, until)
+            for history in _histories(_with_in_flight(ranges, manifests.get(reply, ())), rewound, until)
         ]
         lengths = _lengths(found)
         balance = Balance(sessions=Counter(bucket_of(tokens) for tokens in lengths.values()))
         for reply, history in found:
-            _settle(balance.of(history.version, bucket_of(lengths[reply.session_id, reply.attempt])), history)
+            _count_history(balance.of(history.version, bucket_of(lengths[reply.session_id, reply.attempt])), history)
         return balance
 
     def _range(self, session_id: str, attempt: int, unit: TokenRange) -> Ranges[Mark]:
@@ -119,27 +121,27 @@ class Reconciliation:
         return self._replies.setdefault(reply, Ranges())
 
 
-def _holdings(held: Iterable[Manifest]) -> dict[Reply, list[TokenRange]]:
-    holdings: dict[Reply, list[TokenRange]] = {}
-    for manifest in held:
+def _by_reply(in_flight: Iterable[Manifest]) -> dict[Reply, list[TokenRange]]:
+    found: dict[Reply, list[TokenRange]] = {}
+    for manifest in in_flight:
         for unit in manifest.units:
             reply = Reply(manifest.session_id, manifest.attempt, unit.completion_id, unit.choice)
-            holdings.setdefault(reply, []).append(unit)
-    return holdings
+            found.setdefault(reply, []).append(unit)
+    return found
 
 
-def _with_holdings(ranges: Ranges[Mark], units: Iterable[TokenRange]) -> Ranges[Mark]:
+def _with_in_flight(ranges: Ranges[Mark], units: Iterable[TokenRange]) -> Ranges[Mark]:
     both = ranges.copy()
     for unit in units:
-        both.lay(unit.start, unit.stop, HELD)
+        both.mark(unit.start, unit.stop, IN_FLIGHT)
     return both
 
 
 def _histories(ranges: Ranges[Mark], rewound: Mapping[str, int], until: int | None) -> Iterator[History]:
     """The pieces of one reply within which all tokens have the same history; later captures left out."""
     for segment in ranges.segments():
-        entries = _standing([mark for mark in segment.marks if mark is not HELD], rewound)
-        history = History(segment.tokens, tuple(entries), HELD in segment.marks)
+        entries = _without_rewound([mark for mark in segment.marks if mark is not IN_FLIGHT], rewound)
+        history = History(segment.tokens, tuple(entries), IN_FLIGHT in segment.marks)
         captures = history.captures
         if entries and not (until is not None and captures and captures[0].number > until):
             yield history
@@ -154,7 +156,7 @@ def _lengths(found: Iterable[tuple[Reply, History]]) -> Counter[tuple[str, int]]
     return lengths
 
 
-def _settle(counted_in: Iterable[Totals], history: History) -> None:
+def _count_history(counted_in: Iterable[Totals], history: History) -> None:
     """Count tokens that all have the same history."""
     fate, captures = _fate(history.entries), history.captures
     for totals in counted_in:
@@ -162,28 +164,28 @@ def _settle(counted_in: Iterable[Totals], history: History) -> None:
             totals.uncaptured += history.tokens
             continue
         totals.captured += history.tokens
-        _count(totals, fate, history.tokens, held=history.held)
+        _count(totals, fate, history.tokens, in_flight=history.in_flight)
         if len(captures) > 1 or _open_dispositions(history.entries) > 1:
             totals.doubled += history.tokens
 
 
-def _standing(entries: list[Entry], rewound: Mapping[str, int]) -> list[Entry]:
-    """Without the words on a batch that were taken back: the first ones, and never the last."""
+def _without_rewound(entries: list[Entry], rewound: Mapping[str, int]) -> list[Entry]:
+    """Without the outcomes of a batch that were taken back: the first ones, and never the last."""
     if not rewound:
         return entries
-    words = Counter(entry.batch_id for entry in entries if entry.batch_id in rewound)
-    void = {batch_id: min(rewound[batch_id], count - 1) for batch_id, count in words.items() if batch_id}
-    standing = []
+    outcomes = Counter(entry.batch_id for entry in entries if entry.batch_id in rewound)
+    void = {batch_id: min(rewound[batch_id], count - 1) for batch_id, count in outcomes.items() if batch_id}
+    valid = []
     for entry in entries:
         if entry.batch_id is not None and void.get(entry.batch_id, 0):
             void[entry.batch_id] -= 1
         else:
-            standing.append(entry)
-    return standing
+            valid.append(entry)
+    return valid
 
 
 def _fate(entries: Iterable[Entry]) -> Entry | None:
-    """The disposition in force: the last one, unless it was reopened."""
+    """The valid disposition: the last one, unless it was reopened."""
     fate: Entry | None = None
     for entry in entries:
         if entry.disposition is Disposition.REOPENED:
@@ -194,7 +196,7 @@ def _fate(entries: Iterable[Entry]) -> Entry | None:
 
 
 def _open_dispositions(entries: Iterable[Entry]) -> int:
-    """The largest number of dispositions in force at once; each reopening takes one back."""
+    """The largest number of dispositions valid at once; each reopening takes one back."""
     open_now = most = 0
     for entry in entries:
         if entry.disposition is Disposition.REOPENED:
@@ -205,13 +207,51 @@ def _open_dispositions(entries: Iterable[Entry]) -> int:
     return most
 
 
-def _count(totals: Totals, fate: Entry | None, tokens: int, *, held: bool) -> None:
+def _count(totals: Totals, fate: Entry | None, tokens: int, *, in_flight: bool) -> None:
     if fate is None:
-        totals.pending += tokens if held else 0
-        totals.lost += 0 if held else tokens
+        totals.pending += tokens if in_flight else 0
+        totals.lost += 0 if in_flight else tokens
     elif fate.disposition is Disposition.TRAINED:
         totals.trained += tokens
     elif fate.disposition is Disposition.EXCLUDED:
         totals.excluded[fate.reason or "unknown"] += tokens
     else:
         totals.dead_lettered[fate.reason or "unknown"] += tokens
+
+
+@dataclass(frozen=True)
+class Segment(Generic[T]):
+    """Tokens ``start`` to ``stop`` (exclusive), which all of ``marks`` cover, in the order in which they were set."""
+
+    start: int
+    stop: int
+    marks: tuple[T, ...]
+
+    @property
+    def tokens(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass
+class Ranges(Generic[T]):
+    """Marks on ranges; `segments` yields the pieces within which every mark holds or none does."""
+
+    _marks: list[tuple[int, int, T]] = field(default_factory=list)
+
+    def mark(self, start: int, stop: int, mark: T) -> None:
+        if start < stop:
+            self._marks.append((start, stop, mark))
+
+    def copy(self) -> Ranges[T]:
+        return Ranges(list(self._marks))
+
+    def segments(self) -> Iterator[Segment[T]]:
+        edges = _edges(self._marks)
+        for start, stop in pairwise(edges):
+            marks = tuple(mark for low, high, mark in self._marks if low <= start and stop <= high)
+            if marks:
+                yield Segment(start, stop, marks)
+
+
+def _edges(marks: Iterable[tuple[int, int, object]]) -> list[int]:
+    return sorted({edge for start, stop, _ in marks for edge in (start, stop)})

@@ -6,7 +6,7 @@ stages, driven here one record after the other, and a comparison of both runs. T
 with the same rules gives the same records. State: the stages' own, in memory and in the changelogs of the new prefix.
 On a crash the new prefix is left half written: replay into another one.
 
-The order of things. Every partition of `completions` is built in its own order; timers are records of the log already.
+Order. Every partition of `completions` is built in its own order; timers are records of the log already.
 Evaluations are merged in the order of their event times. The batcher takes trajectories at the event time of their
 reward, announcements at theirs, and cuts are looked at every ``timer_seconds`` of event time. The recorded
 acknowledgements of rank 0 are the trainer's pace: at each the oldest step in hand is finished; when there are no more

@@ -23,13 +23,15 @@ class Comparison:
         return {**counts, "live": self.live.as_json(), "replay": self.replay.as_json()}
 
     def table(self) -> str:
-        """One line per number: what it was, and what it became."""
+        """One line per number: live and replayed."""
         live, replay = (dict(flat(summary.as_json())) for summary in (self.live, self.replay))
         names = list(dict.fromkeys([*live, *replay]))
         rows = [("", "live", "replay"), *((name, _cell(live.get(name)), _cell(replay.get(name))) for name in names)]
         width = max(len(name) for name, _, _ in rows)
         head = f"{self.sessions} sessions; {self.left_out} began before and were left out"
-        return "\n".join([head, *(f"{name:<{width}}  {was:>14}  {became:>14}" for name, was, became in rows)])
+        return "\n".join(
+            [head, *(f"{name:<{width}}  {live_cell:>14}  {replay_cell:>14}" for name, live_cell, replay_cell in rows)]
+        )
 
 
 def flat(value: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Second: the evaluations, as they were recorded or by other evaluators."""
+"""Second step: the evaluations, as they were recorded or by other evaluators."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from collections.abc import AsyncIterator
 from rollmill.codec import CONTENT_TYPE, JSON
 from rollmill.models import Evaluation, Trajectory
 from rollmill.ops.ledger.log_reader import Log
+from rollmill.ops.replay.input_records import readable, records
 from rollmill.ops.replay.plan import Plan
-from rollmill.ops.replay.reading import readable, records
-from rollmill.ops.replay.selection import Name
-from rollmill.ops.replay.stages import grading, settings_of
+from rollmill.ops.replay.selection import SessionAttempt
+from rollmill.ops.replay.stages import grader_of, settings_of
 from rollmill.ops.replay.writer import Writer
 from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.stream.processor import InputRecord
-from rollmill.runtime.telemetry.clock import SystemClock
-from rollmill.strategies import evaluator_registry
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
 
+EVALUATOR = "evaluator"
 AT_ONCE = 256
 """Records of one transaction, and trajectories graded side by side."""
 
 
-async def copy_evaluations(log: Log, taken: set[Name], writer: Writer) -> None:
-    """The recorded ones of the sessions that were taken, timers included, in their order."""
+async def copy_evaluations(log: Log, taken: set[SessionAttempt], writer: Writer) -> None:
+    """Copy the recorded evaluations of the selected sessions, timers included, in their order."""
     batch: list[ProducerRecord] = []
     async for record in records(log, EVALUATIONS):
         evaluation = readable(record)
@@ -39,29 +38,27 @@ async def copy_evaluations(log: Log, taken: set[Name], writer: Writer) -> None:
 
 def _as_received(record: InputRecord, evaluation: Evaluation, writer: Writer) -> ProducerRecord:
     key = evaluation.session_id.encode()
-    home = partition_of(key, writer.settings.partitions)
-    return writer.record(EVALUATIONS, home, key, record.content or b"", record.headers)
+    partition = partition_of(key, writer.settings.partitions)
+    return writer.record(EVALUATIONS, partition, key, record.content or b"", record.headers)
 
 
 async def grade(log: Log, plan: Plan, writer: Writer) -> None:
-    """Grades what was built with the plan's evaluators; a grade counts from the moment its session ended."""
-    settings = settings_of("evaluator", plan.into, plan.options)
-    rules = grading()
-    grader = rules.Grader(evaluator_registry(), settings.limits, SystemClock())  # type: ignore[attr-defined]  # of the evaluator's own settings
-    places = asyncio.Semaphore(settings.evaluator_concurrency)  # type: ignore[attr-defined]  # the same
+    """Grade what was built with the plan's evaluators; a grade counts from the end of its session."""
+    settings = settings_of(EVALUATOR, plan.into, plan.options)
+    grader = grader_of(EVALUATOR, settings)
+    slots = asyncio.Semaphore(grader.concurrency)
 
     async def one(trajectory: Trajectory, digest: str) -> list[ProducerRecord]:
-        async with places:
+        async with slots:
             grades = [await grader.grade(trajectory, digest, spec) for spec in trajectory.spec.evaluators]
         return [
-            _graded(trajectory, rules.encode_evaluation(_timeless(trajectory, item), EVALUATIONS.max_bytes))
-            for item in grades
+            _graded(trajectory, grader.encode(_timeless(trajectory, item), EVALUATIONS.max_bytes)) for item in grades
         ]
 
     def _graded(trajectory: Trajectory, value: bytes) -> ProducerRecord:
         key = trajectory.session_id.encode()
-        home = partition_of(key, writer.settings.partitions)
-        return writer.record(EVALUATIONS, home, key, value, ((CONTENT_TYPE, JSON.encode()),))
+        partition = partition_of(key, writer.settings.partitions)
+        return writer.record(EVALUATIONS, partition, key, value, ((CONTENT_TYPE, JSON.encode()),))
 
     async for chunk in _chunks(log):
         made = await asyncio.gather(*(one(trajectory, digest) for trajectory, digest in chunk))

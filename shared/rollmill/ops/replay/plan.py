@@ -1,4 +1,4 @@
-"""What a replay is asked for."""
+"""The parameters of a replay."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Plan:
     builder: StrategySpec | None = None
     evaluators: tuple[EvaluatorSpec, ...] | None = None
     since: float | None = None
-    """Sessions whose first record is of this event time or later."""
+    """Sessions that begin at this event time or later."""
     from_offset: Mapping[int, int] | int | None = None
-    """Sessions whose first record lies at this offset of their partition or later; a mapping is by partition."""
+    """Sessions that begin at this offset of their partition or later; a mapping is by partition."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the services that differ from the environment's, such as ``max_staleness``."""
+    """Settings of the services that override the environment's, such as ``max_staleness``."""
 
     def check(self) -> None:
         """Raises InvalidInputError for a prefix, strategy or config that cannot be used."""
         if self.into.prefix == self.live.prefix:
-            raise InvalidInputError(f"{self.into.prefix!r} is the live prefix itself: name another one with --into")
+            raise InvalidInputError(f"{self.into.prefix!r} is the live prefix itself: give another one with --into")
         if self.builder is not None:
             builder_registry().create(self.builder)
         for evaluator in self.evaluators or ():
@@ -59,7 +59,7 @@ class Plan:
 def settings_into(live: KafkaSettings, prefix: str) -> KafkaSettings:
     """The same cluster and run under another prefix. Raises InvalidInputError for one that Kafka does not take."""
     if not prefix:
-        raise InvalidInputError("a replay needs a prefix of its own: name one with --into")
+        raise InvalidInputError("a replay needs its own prefix: give one with --into")
     try:
         return KafkaSettings.model_validate({**live.model_dump(), "prefix": prefix})
     except ValidationError as error:

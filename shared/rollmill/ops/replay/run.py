@@ -1,4 +1,4 @@
-"""A replay from its plan to its comparison."""
+"""A replay, from its plan to its comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollmill.ops.ledger.log_reader import Log
 from rollmill.ops.replay.batch import BATCHER, batch
 from rollmill.ops.replay.build import BUILDER, build
 from rollmill.ops.replay.comparison import Comparison
-from rollmill.ops.replay.evaluate import copy_evaluations, grade
+from rollmill.ops.replay.evaluate import EVALUATOR, copy_evaluations, grade
 from rollmill.ops.replay.merge import MERGER, merge
 from rollmill.ops.replay.plan import Plan
 from rollmill.ops.replay.stages import check_options, settings_of, stage_of
@@ -25,18 +25,18 @@ from rollmill.topics import REGISTRY
 STAGES = (BUILDER, MERGER, BATCHER)
 
 
-def silent(_line: str) -> None:
-    """Says nothing."""
+def no_report(_line: str) -> None:
+    """Reports nothing."""
 
 
-async def replay(plan: Plan, report: Callable[[str], None] = silent) -> Comparison:
-    """Read the live log through, write the new prefix, compare. Ends by itself.
+async def replay(plan: Plan, report: Callable[[str], None] = no_report) -> Comparison:
+    """Read the whole live log, write the new prefix, compare. Ends by itself.
 
-    ``report`` is told what is done next. Raises InvalidInputError for a plan that cannot be followed, before anything
-    is written.
+    ``report`` is called with what is done next. Raises InvalidInputError for a plan that cannot be followed, before
+    anything is written.
     """
     plan.check()
-    check_options(plan.options, (*STAGES, "evaluator"))
+    check_options(plan.options, (*STAGES, EVALUATOR))
     for service in STAGES:
         stage_of(service, settings_of(service, plan.into, plan.options))
     await apply_topics(plan.into)
@@ -69,4 +69,4 @@ async def _refuse_used(settings: KafkaSettings) -> None:
         ends = await consumer.end_offsets(places)
     used = sorted({place.topic for place, end in ends.items() if end})
     if used:
-        raise InvalidInputError(f"{used[0]} has records already: a replay needs a prefix of its own")
+        raise InvalidInputError(f"{used[0]} has records already: a replay needs its own, empty prefix")

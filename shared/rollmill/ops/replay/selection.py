@@ -12,20 +12,20 @@ from rollmill.models import CompletionRecord, Record, SessionClosed, SessionExpi
 from rollmill.ops.replay.plan import Plan
 from rollmill.runtime.stream.processor import InputRecord
 
-Name = tuple[str, int]
+SessionAttempt = tuple[str, int]
 """Session id and attempt."""
 
 
 @dataclass
 class Selection:
-    """Folds `completions`. A session is taken whole or not at all, as its first record says."""
+    """Folds `completions`. A session is taken whole or not at all; its first record decides."""
 
     plan: Plan
     truncated: frozenset[int] = frozenset()
-    """Partitions whose beginning was deleted: a session that is not opened there began before."""
-    taken: set[Name] = field(default_factory=set)
-    left_out: set[Name] = field(default_factory=set)
-    _opened: set[Name] = field(default_factory=set)
+    """Partitions with a deleted beginning: a session that is not opened there began before."""
+    taken: set[SessionAttempt] = field(default_factory=set)
+    left_out: set[SessionAttempt] = field(default_factory=set)
+    _opened: set[SessionAttempt] = field(default_factory=set)
 
     def take(self, record: InputRecord) -> Iterator[InputRecord]:
         """What the builder reads in place of ``record``."""
@@ -33,13 +33,13 @@ class Selection:
             event: Any = record.read()
         except PoisonRecordError:
             if self.plan.since is None and record.offset >= self.plan.starts_at(record.partition):
-                yield record  # it becomes the dead letter that it was
+                yield record  # becomes a dead letter again
             return
         name = event.session_id, event.attempt
         if self._takes(name, event, record):
             yield from self._respecified(name, event, record) if self.plan.respecifies else (record,)
 
-    def _takes(self, name: Name, event: Any, record: InputRecord) -> bool:
+    def _takes(self, name: SessionAttempt, event: Any, record: InputRecord) -> bool:
         if name not in self.taken and name not in self.left_out:
             (self.taken if self._begins(event, record) else self.left_out).add(name)
         return name in self.taken
@@ -51,7 +51,7 @@ class Selection:
             return False
         return self.plan.since is None or event_time(event) >= self.plan.since
 
-    def _respecified(self, name: Name, event: Any, record: InputRecord) -> Iterator[InputRecord]:
+    def _respecified(self, name: SessionAttempt, event: Any, record: InputRecord) -> Iterator[InputRecord]:
         """A session that was never opened has the defaults, and the new rules all the same."""
         if isinstance(event, SessionOpened):
             self._opened.add(name)

@@ -1,4 +1,4 @@
-"""What became of a set of sessions in one run, in numbers."""
+"""The results of a set of sessions in one run, in numbers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rollmill.models import BatchHeader, Trajectory
 from rollmill.ops.ledger import Balance, LedgerReader
 from rollmill.ops.ledger.batch_header import batch_header
 from rollmill.ops.ledger.log_reader import Log
-from rollmill.ops.replay.reading import readable, records
-from rollmill.ops.replay.selection import Name
+from rollmill.ops.replay.input_records import readable, records
+from rollmill.ops.replay.selection import SessionAttempt
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BATCHES, TRAJECTORIES
 
 
 @dataclass(frozen=True)
-class Rewarded:
+class TrajectorySummary:
     """The newest revision of one trajectory."""
 
     revision: int
@@ -31,7 +31,7 @@ class Rewarded:
     ungraded_reason: str | None
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> Rewarded:
+    def of(cls, trajectory: Trajectory) -> TrajectorySummary:
         lengths = tuple(len(trace.prompt_ids) + len(trace.response_ids) for trace in trajectory.traces)
         reward = trajectory.outcome_reward
         reason = None if trajectory.graded else trajectory.ungraded_reason or "unknown"
@@ -39,7 +39,7 @@ class Rewarded:
 
 
 @dataclass
-class Step:
+class StepSummary:
     """One step, from the header that all its micro-batches share."""
 
     tokens: int
@@ -47,29 +47,29 @@ class Step:
     staleness: Mapping[int, int]
 
     @classmethod
-    def of(cls, header: BatchHeader) -> Step:
+    def of(cls, header: BatchHeader) -> StepSummary:
         return cls(header.denominators.tokens, header.packing_efficiency, header.staleness_histogram)
 
 
 @dataclass
 class Summary:
-    """Of one run. `as_json` gives the numbers that are compared."""
+    """Numbers of one run; `as_json` gives those that are compared."""
 
     balance: Balance
-    rewarded: dict[Name, Rewarded] = field(default_factory=dict)
-    steps: dict[str, Step] = field(default_factory=dict)
+    trajectories: dict[SessionAttempt, TrajectorySummary] = field(default_factory=dict)
+    steps: dict[str, StepSummary] = field(default_factory=dict)
     """By batch id."""
 
     def take(self, trajectory: Trajectory) -> None:
-        found, name = Rewarded.of(trajectory), (trajectory.session_id, trajectory.attempt)
-        if name not in self.rewarded or self.rewarded[name].revision <= found.revision:
-            self.rewarded[name] = found
+        found, name = TrajectorySummary.of(trajectory), (trajectory.session_id, trajectory.attempt)
+        if name not in self.trajectories or self.trajectories[name].revision <= found.revision:
+            self.trajectories[name] = found
 
     def as_json(self) -> dict[str, Any]:
-        lengths = [length for item in self.rewarded.values() for length in item.lengths]
+        lengths = [length for item in self.trajectories.values() for length in item.lengths]
         return {
-            "trajectories": len(self.rewarded),
-            "status": _counts(item.status for item in self.rewarded.values()),
+            "trajectories": len(self.trajectories),
+            "status": _counts(item.status for item in self.trajectories.values()),
             "traces": len(lengths),
             "trace_tokens": _spread(lengths),
             "rewards": self._rewards(),
@@ -78,13 +78,13 @@ class Summary:
         }
 
     def _rewards(self) -> dict[str, Any]:
-        given = [item.reward for item in self.rewarded.values() if item.reward is not None]
-        ungraded = _counts(item.ungraded_reason for item in self.rewarded.values() if item.ungraded_reason)
+        given = [item.reward for item in self.trajectories.values() if item.reward is not None]
+        ungraded = _counts(item.ungraded_reason for item in self.trajectories.values() if item.ungraded_reason)
         mean, deviation = (float(np.mean(given)), float(np.std(given))) if given else (None, None)
         return {"graded": len(given), "mean": mean, "deviation": deviation, "ungraded": ungraded}
 
     def _tokens(self) -> dict[str, Any]:
-        """The ledger's numbers, and the share of the captured tokens that was left out for good."""
+        """The ledger's numbers, and the share of captured tokens that will never be trained."""
         found = self.balance.as_json()
         total = self.balance.total
         out = total.excluded.total() + total.dead_lettered.total()
@@ -124,8 +124,8 @@ def _spread(values: list[int]) -> dict[str, float | None]:
     return {"mean": float(np.mean(values)), "p50": float(p50), "p95": float(p95), "max": float(max(values))}
 
 
-async def summarize(settings: KafkaSettings, sessions: set[Name]) -> Summary:
-    """Of a prefix; other sessions than ``sessions`` count nowhere, but for the company they keep in a step."""
+async def summarize(settings: KafkaSettings, sessions: set[SessionAttempt]) -> Summary:
+    """The summary of a prefix. Only ``sessions`` count, except that a step with one of them counts as a whole."""
     ledger = LedgerReader(settings, lambda outcome: (outcome.session_id, outcome.attempt) in sessions)
     summary = Summary(await ledger.look())
     async with Log.open(settings) as log:
@@ -136,5 +136,5 @@ async def summarize(settings: KafkaSettings, sessions: set[Name]) -> Summary:
         async for raw in log.read(BATCHES):
             header = batch_header(raw.value or b"")
             if any((row.session_id, row.attempt) in sessions for row in header.table):
-                summary.steps.setdefault(header.batch_id, Step.of(header))
+                summary.steps.setdefault(header.batch_id, StepSummary.of(header))
     return summary

@@ -1,4 +1,4 @@
-"""A stand-in for the trainer: it finishes steps at the pace of the live run, and computes nothing."""
+"""A stub of the trainer: it finishes steps at the pace of the live run, and computes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rollmill.codec import CONTENT_TYPE, JSON, Headers, encode
 from rollmill.models import BatchHeader, Disposition, StepAcknowledged, TokenRange, outcome
 from rollmill.ops.ledger.batch_header import batch_header
-from rollmill.ops.replay.writer import Driver, Writer
+from rollmill.ops.replay.writer import TaskDriver, Writer
 from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.stream.processor import InputRecord, OutputRecord
 from rollmill.runtime.stream.producer_records import producer_record
@@ -19,30 +19,30 @@ JSON_HEADERS: Headers = ((CONTENT_TYPE, JSON.encode()),)
 
 
 @dataclass
-class Trainer:
-    """Holds the steps that were cut; ``beats``: how often the live run's trainer will still finish one."""
+class TrainerStub:
+    """Holds the steps that were cut; ``remaining``: how many more steps the live run's trainer finished."""
 
-    batcher: Driver
+    batcher: TaskDriver
     writer: Writer
-    beats: int
-    in_hand: deque[BatchHeader] = field(default_factory=deque)
+    remaining: int
+    open_steps: deque[BatchHeader] = field(default_factory=deque)
 
     def receive(self, sent: list[tuple[ProducerRecord, int]]) -> None:
         name = BATCHES.full_name(self.writer.settings.prefix)
         headers = (batch_header(item.value or b"") for item, _ in sent if item.topic == name)
-        self.in_hand.extend(header for header in headers if header.rank == 0 and header.micro_batch == 0)
+        self.open_steps.extend(header for header in headers if header.rank == 0 and header.micro_batch == 0)
 
-    async def beat(self, at: float) -> None:
-        """The live run finished a step: so does this one, where it has one."""
-        self.beats -= 1
-        if self.in_hand:
-            await self._finish(self.in_hand.popleft(), at)
+    async def finish_next(self, at: float) -> None:
+        """The live run finished a step: so does this one, where a step was cut."""
+        self.remaining -= 1
+        if self.open_steps:
+            await self._finish(self.open_steps.popleft(), at)
 
     async def finish_rest(self, at: float) -> bool:
-        """With no beat to come, steps are finished at once. Returns whether there was one."""
+        """Finish all steps, where the live run finished no more. Returns whether there was one."""
         finished = False
-        while self.in_hand and not self.beats:
-            await self._finish(self.in_hand.popleft(), at)
+        while self.open_steps and not self.remaining:
+            await self._finish(self.open_steps.popleft(), at)
             finished = True
         return finished
 
@@ -57,7 +57,7 @@ class Trainer:
         units: dict[tuple[str, int], tuple[TokenRange, ...]] = {}
         for row in header.table:
             units[row.session_id, row.attempt] = (*units.get((row.session_id, row.attempt), ()), *row.units)
-        words = (
+        outcomes = (
             outcome(
                 Disposition.TRAINED,
                 stage=STAGE,
@@ -69,7 +69,9 @@ class Trainer:
             )
             for (session_id, attempt), own in units.items()
         )
-        return [producer_record(OutputRecord(OUTCOMES, word.session_id, word), self.writer.settings) for word in words]
+        return [
+            producer_record(OutputRecord(OUTCOMES, item.session_id, item), self.writer.settings) for item in outcomes
+        ]
 
 
 def _acknowledged(header: BatchHeader, rank: int, at: float) -> StepAcknowledged:

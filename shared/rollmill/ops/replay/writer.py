@@ -1,4 +1,4 @@
-"""The one producer of a replay, and a task of a stage driven without a consumer."""
+"""The one producer of a replay, and a task of a stage run without a consumer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_INPUTS = 2000
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes to the new prefix alone."""
+    """Writes to the new prefix only."""
 
     settings: KafkaSettings
     producer: AIOKafkaProducer
@@ -45,7 +45,7 @@ class Writer:
             kept = await self.claims.store_all(records)
             return await Transaction(self.producer, DEADLINE_SECONDS).run(kept, None, "") if kept else []
         except TransactionFailedError as error:
-            raise RetryableError(f"the replay broke off: {error}; start it again into another prefix") from error
+            raise RetryableError(f"the replay failed: {error}; start it again into another prefix") from error
 
     def record(self, topic: Topic, partition: int, key: bytes, value: bytes, headers: Headers = ()) -> ProducerRecord:
         return ProducerRecord(topic.full_name(self.settings.prefix), partition, key, value, headers)
@@ -62,8 +62,8 @@ async def open_writer(settings: KafkaSettings) -> AsyncIterator[Writer]:
 
 
 @dataclass
-class Driver:
-    """One task of a stage: fed by hand, its outputs, changelog and position written as the engine would."""
+class TaskDriver:
+    """One task of a stage: fed record by record; outputs, changelog and position are written as the engine does."""
 
     stage: Processor[Any, Any]
     number: int
@@ -74,37 +74,37 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._identity = task_identity(self.stage, self.number, self.settings)
-        self._fold: BatchProcessor[Any] = BatchProcessor(self.stage, self._identity, self.settings)
-        self._work = TransactionBatch()
+        self._processor: BatchProcessor[Any] = BatchProcessor(self.stage, self._identity, self.settings)
+        self._batch = TransactionBatch()
 
     async def feed(self, record: InputRecord) -> None:
         slot = f"{record.topic.name}/{record.partition}"
-        self._fold.take(self._work, record, slot, self.stage.inputs.index(record.topic))
+        self._processor.take(self._batch, record, slot, self.stage.inputs.index(record.topic))
         self.positions[slot] = max(self.positions.get(slot, 0), record.offset + 1)
-        if self._work.size > MAX_UNWRITTEN or self._work.inputs.total() >= MAX_INPUTS:
+        if self._batch.size > MAX_UNWRITTEN or self._batch.inputs.total() >= MAX_INPUTS:
             await self.flush()
-        await asyncio.sleep(0)  # what is fetched beside this has its turn
+        await asyncio.sleep(0)  # lets the fetching of further records run
 
     async def punctuate(self, now: float) -> list[tuple[ProducerRecord, int]]:
-        """Let the stage look at the time; returns what it sent, with offsets."""
+        """Run the stage's `punctuate` at event time ``now``; returns its outputs, with offsets."""
         await self.flush()
         context = TaskContext(now, self.number, dict(self.positions), caught_up=True, keeps_up=True)
-        self._fold.punctuate(self._work, context)
+        self._processor.punctuate(self._batch, context)
         return await self.flush()
 
     async def close(self) -> None:
         """Commit the rest; nothing is fed any more."""
         await self.flush()
-        self._fold.close()
+        self._processor.close()
 
     async def flush(self) -> list[tuple[ProducerRecord, int]]:
-        """Commit what was done since the last time."""
-        work, self._work = self._work, TransactionBatch()
-        if not (work.records or work.inputs):
+        """Write and commit everything since the last flush; returns the outputs, with offsets."""
+        batch, self._batch = self._batch, TransactionBatch()
+        if not (batch.records or batch.inputs):
             return []
-        position = Position(dict(self.positions), self._fold.budget.level)
+        position = Position(dict(self.positions), self._processor.budget.level)
         changelog = self._identity.changelog
         last = ProducerRecord(changelog.topic, changelog.partition, POSITION.encode(), position.encode())
-        offsets = await self.writer.write([*work.records, last])
-        self._fold.settle(position.dead_letter_level, committed=True)
-        return list(zip(work.records, offsets, strict=False))
+        offsets = await self.writer.write([*batch.records, last])
+        self._processor.settle(position.dead_letter_level, committed=True)
+        return list(zip(batch.records, offsets, strict=False))

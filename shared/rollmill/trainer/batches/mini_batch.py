@@ -1,4 +1,4 @@
-"""A part of a step that has an optimizer step of its own."""
+"""A part of a step that is trained with its own optimizer step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollmill.models import Denominators
-from rollmill.trainer.batches.minibatch_split import Part
+from rollmill.trainer.batches.minibatch_split import MiniBatchPlan
 from rollmill.trainer.layouts.arrays import PackedArrays
 from rollmill.trainer.layouts.micro_batch import micro_batch
-from rollmill.trainer.layouts.trace_slicing import idle, join, select
+from rollmill.trainer.layouts.trace_slicing import filler_of, join, select
 
 if TYPE_CHECKING:
     from rollmill.trainer.layouts.micro_batch import MicroBatch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """Iterate over it for micro-batches, the same number on every rank; fillers keep the ranks in pace.
+    """Iterate over it for micro-batches, the same number on every rank; fillers keep the ranks in step.
 
     Its loss is the sum over all ranks and micro-batches of ``(surrogate * loss_weight).sum()``, divided by
     ``denominator``.
@@ -34,7 +34,7 @@ class MiniBatch:
     denominators: Denominators
     """Sums over this mini-batch on all ranks."""
     _source: Sequence[PackedArrays]
-    _part: Part
+    _part: MiniBatchPlan
     _rank: int
 
     @property
@@ -55,6 +55,6 @@ class MiniBatch:
 
     def _gather(self, rows: tuple[int, ...]) -> PackedArrays:
         if not rows:
-            return idle(self._source[0])
+            return filler_of(self._source[0])
         chosen = [np.isin(packed.trace_index, rows) for packed in self._source]
         return join([select(packed, each) for packed, each in zip(self._source, chosen, strict=True) if each.any()])

@@ -21,14 +21,14 @@ class OtherWorldSizeError(ConfigurationError):
 
 
 def return_command(world_size: int, next_step: int | None = None) -> str:
-    """What a person types; ``next_step``: from an older step on than the first that is not acknowledged."""
+    """The command for the operator; ``next_step``: a step before the first that is not acknowledged."""
     first = "" if next_step is None else f" --from-step {next_step}"
     return f"`rollmill batches return --world-size {world_size}{first}`"
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """The part of rank ``rank`` of ``ranks`` in steps cut for ``world_size``."""
+    """What rank ``rank`` of ``ranks`` reads of steps cut for ``world_size`` ranks."""
 
     rank: int
     ranks: int
@@ -38,7 +38,7 @@ class RankAssignment:
     def of(cls, rank: int, ranks: int, world_size: int, next_step: int | None = None) -> RankAssignment:
         """Raises OtherWorldSizeError where the ranks do not divide the world size.
 
-        ``next_step``: of the checkpoint that is loaded, for the advice.
+        ``next_step``: of the checkpoint that is loaded, for the error message.
         """
         if world_size % ranks:
             raise OtherWorldSizeError(world_size, ranks, next_step)

@@ -1,4 +1,4 @@
-"""One rank's dealings with Kafka: position, steps read ahead, acknowledgements. Lives on one event loop."""
+"""One rank's consumer: position, steps read ahead, acknowledgements. Belongs to one event loop."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import ACKS, BATCHES
-from rollmill.trainer.acknowledgement import acknowledgement, closing_records, outgoing
-from rollmill.trainer.batches.multi_partition_reader import MultiPartitionReader
+from rollmill.trainer.batches.acknowledgement import acknowledgement, closing_records
 from rollmill.trainer.batches.rank_assignment import OtherWorldSizeError, RankAssignment, return_command
+from rollmill.trainer.batches.reader import MultiPartitionReader
 from rollmill.trainer.batches.resharding import read_placement
 from rollmill.trainer.batches.staleness_filter import FilterResult
-from rollmill.trainer.batches.state import StreamState
+from rollmill.trainer.batches.state import StreamState, offsets_of, read_committed
 from rollmill.trainer.batches.step_assembly import Expectation, StepRecords
-from rollmill.trainer.committed_offsets import offsets_of, read_committed
 from rollmill.trainer.policy.history import PolicyHistory, read_history
+from rollmill.trainer.producer_records import to_producer_record
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
 
 class RankConsumer:
-    """`open` before anything else; `standing` is the position after the last acknowledged step from then on."""
+    """`open` before anything else; `position` is the position after the last acknowledged step from then on."""
 
     def __init__(
         self,
         settings: KafkaSettings,
         policy: str,
-        share: RankAssignment,
+        assignment: RankAssignment,
         prefetch_steps: int,
         clock: Clock,
         expect: frozenset[str] | None = None,
     ) -> None:
         self._settings = settings
         self._policy = policy
-        self.share = share
-        """Assumed to be cut for its own ranks, until a state or the log says otherwise."""
+        self.assignment = assignment
+        """Assumes steps cut for its own number of ranks, until a state or the log shows another one."""
         self._prefetch_steps = prefetch_steps
         self._clock = clock
         self._expect = expect
         self._clients = KafkaClients(settings)
         self._topic = BATCHES.full_name(settings.prefix)
-        name = f"{settings.prefix}trainer.{share.rank}"
+        name = f"{settings.prefix}trainer.{assignment.rank}"
         self._failpoints = Failpoints.parse(settings.failpoints)
         self._writer = TransactionalWriter(self._clients, name, settings.transaction_timeout_ms, self._failpoints)
         self._reader: MultiPartitionReader | None = None
@@ -57,14 +57,14 @@ class RankConsumer:
         self._stop = asyncio.Event()
         self._state: StreamState | None = None
         self._committed: StreamState | None = None
-        self._placed: StepsResharded | None = None
+        self._layout: StepsResharded | None = None
 
     @property
     def is_open(self) -> bool:
         return self._reader is not None
 
     async def open(self, wanted: StreamState | None = None) -> None:
-        """Take the rank over and read from ``wanted``, else from the committed position, else from the beginning.
+        """Take over the rank and read from ``wanted``, else from the committed position, else from the beginning.
 
         Raises FatalError where the broker cannot be reached, ConfigurationError where the committed position belongs
         to another run or world size.
@@ -74,7 +74,7 @@ class RankConsumer:
                 await self._take_over()
             if wanted is not None:
                 await self._move(wanted)
-            await self._read_from(self.standing)
+            await self._read_from(self.position)
         except KafkaError as error:
             await refuse_settings(self._settings)
             where = self._settings.bootstrap_servers
@@ -96,21 +96,21 @@ class RankConsumer:
         return self._head.result()
 
     def take(self) -> None:
-        """The step last peeked at is in the trainer's hands."""
+        """The step last returned by `peek` was handed to the trainer."""
         self._head = None
 
     def stop(self) -> None:
         self._stop.set()
 
-    async def acknowledge(self, records: StepRecords, verdict: FilterResult) -> None:
+    async def acknowledge(self, records: StepRecords, result: FilterResult) -> None:
         """Outcomes, acknowledgement and position, in one transaction."""
-        header, state = records.header, self.standing
+        header, state = records.header, self.position
         if header.step != state.next_step:
             raise FatalError(f"step {header.step} cannot be acknowledged, step {state.next_step} is next")
         offsets = {str(number): offset for number, offset in records.offsets.items()}
-        after = state.replace(epoch=verdict.version.epoch, next_step=header.step + 1, offsets=offsets)
+        after = state.replace(epoch=result.version.epoch, next_step=header.step + 1, offsets=offsets)
         now = self._clock.now()
-        closing = [closing_records(each, verdict, now, self._settings) for each in records.headers]
+        closing = [closing_records(each, result, now, self._settings) for each in records.headers]
         self._failpoints.reach(Failpoint.TRAINER_BEFORE_ACK)
         await self._commit([record for records_of_one in closing for record in records_of_one], after)
         self._failpoints.reach(Failpoint.TRAINER_AFTER_ACK)
@@ -129,7 +129,7 @@ class RankConsumer:
 
     @property
     def reading(self) -> str:
-        """Where the reader stands, for a person."""
+        """The reader's position, as text for a message."""
         return str(self._reading)
 
     @property
@@ -139,53 +139,53 @@ class RankConsumer:
         return self._reader
 
     @property
-    def standing(self) -> StreamState:
+    def position(self) -> StreamState:
         if self._state is None:
             raise FatalError("the stream was never opened")
         return self._state
 
     async def _take_over(self) -> None:
-        """Fence the former owner first: what it left open is decided before the committed position is read."""
+        """Fence the former owner first: its open transaction ends before the committed position is read."""
         await self._writer.start()
-        placed = await read_placement(self._clients, self._settings)
+        layout = await read_placement(self._clients, self._settings)
         committed = await read_committed(self._clients, self._writer.transactional_id, self._topic)
         state = committed or self._untouched()
-        if placed is not None and state.placement < placed.placement:
-            state, committed = self._placed_state(placed, state.epoch), None
-        self._placed, self._committed, self._state = placed, committed, state
+        if layout is not None and state.placement < layout.placement:
+            state, committed = self._layout_start(layout, state.epoch), None
+        self._layout, self._committed, self._state = layout, committed, state
 
-    def _placed_state(self, placed: StepsResharded, epoch: int, next_step: int | None = None) -> StreamState:
-        """Where the records of the last layout begin. ``next_step``: of a checkpoint, for the advice.
+    def _layout_start(self, layout: StepsResharded, epoch: int, next_step: int | None = None) -> StreamState:
+        """Where the records of the newest layout begin. ``next_step``: of a checkpoint, for the error message.
 
-        Raises OtherWorldSizeError where it is for ranks that this trainer's do not divide.
+        Raises OtherWorldSizeError where its world size is no multiple of this trainer's ranks.
         """
-        share = RankAssignment.of(self.share.rank, self.share.ranks, placed.world_size, next_step)
+        assignment = RankAssignment.of(self.assignment.rank, self.assignment.ranks, layout.world_size, next_step)
         return StreamState(
             run=self._settings.run,
             epoch=epoch,
-            next_step=placed.next_step,
-            offsets={str(number): placed.offsets.get(str(number), 0) for number in share.partitions},
-            world_size=placed.world_size,
-            placement=placed.placement,
+            next_step=layout.next_step,
+            offsets={str(number): layout.offsets.get(str(number), 0) for number in assignment.partitions},
+            world_size=layout.world_size,
+            placement=layout.placement,
         )
 
     def _untouched(self) -> StreamState:
-        """Nothing acknowledged yet: step 0 is awaited, and it is the first in the log or was deleted."""
+        """Nothing acknowledged yet: step 0 is expected; it is the first in the log, or was deleted."""
         return StreamState(
             run=self._settings.run,
             next_step=0,
-            offsets={str(number): 0 for number in self.share.partitions},
-            world_size=self.share.world_size,
+            offsets={str(number): 0 for number in self.assignment.partitions},
+            world_size=self.assignment.world_size,
         )
 
     async def _next_step(self) -> StepRecords:
-        """The first step of the log says how many ranks it is cut for; until then this is only assumed."""
+        """The first step of the log shows how many ranks it is cut for; until then that is only assumed."""
         try:
             return await self._reading.next_step()
         except OtherWorldSizeError as other:
-            if self.standing != self._untouched():
+            if self.position != self._untouched():
                 raise
-            self.share = RankAssignment.of(self.share.rank, self.share.ranks, other.found)
+            self.assignment = RankAssignment.of(self.assignment.rank, self.assignment.ranks, other.found)
             self._state = self._untouched()
             await self._close_reader()
             self._reader = await self._reader_from(self._state)
@@ -193,12 +193,12 @@ class RankConsumer:
 
     async def _move(self, wanted: StreamState) -> None:
         """Make the log agree with a checkpoint: steps above it are taken back, steps below it are acknowledged."""
-        if self._placed is not None and wanted.placement < self._placed.placement:
-            wanted = await self._translated(wanted, self._placed)
-        share = RankAssignment.of(self.share.rank, self.share.ranks, wanted.world_size, wanted.next_step)
-        wanted = wanted.narrowed(share)
-        wanted.check(run=self._settings.run, share=share)
-        self.share = share
+        if self._layout is not None and wanted.placement < self._layout.placement:
+            wanted = await self._translated(wanted, self._layout)
+        assignment = RankAssignment.of(self.assignment.rank, self.assignment.ranks, wanted.world_size, wanted.next_step)
+        wanted = wanted.narrowed(assignment)
+        wanted.check(run=self._settings.run, assignment=assignment)
+        self.assignment = assignment
         known = self._committed
         if known is not None and set(known.offsets) != set(wanted.offsets):
             known = None  # of another number of ranks: nothing to compare
@@ -211,16 +211,16 @@ class RankConsumer:
             await self._commit([self._event(acknowledgement(each, now), each.rank) for each in headers], wanted)
         self._state = wanted
 
-    async def _translated(self, wanted: StreamState, placed: StepsResharded) -> StreamState:
-        """A checkpoint of void records, in terms of those that are laid out anew. Raises ConfigurationError."""
-        begin = self._placed_state(placed, wanted.epoch, wanted.next_step)
+    async def _translated(self, wanted: StreamState, layout: StepsResharded) -> StreamState:
+        """A checkpoint of records that are void, translated to the newest layout. Raises ConfigurationError."""
+        begin = self._layout_start(layout, wanted.epoch, wanted.next_step)
         ahead = wanted.next_step - begin.next_step
         if ahead < 0:
             raise ConfigurationError(
                 f"the checkpoint is at step {wanted.next_step}, and steps were returned to the batcher only from step "
-                f"{begin.next_step} on: {return_command(self.share.ranks, wanted.next_step)}"
+                f"{begin.next_step} on: {return_command(self.assignment.ranks, wanted.next_step)}"
             )
-        self.share = RankAssignment.of(self.share.rank, self.share.ranks, placed.world_size)
+        self.assignment = RankAssignment.of(self.assignment.rank, self.assignment.ranks, layout.world_size)
         self._committed = self._committed or begin
         passed = await self._steps(begin, ahead)
         here = passed[-1].offsets if passed else {int(number): offset for number, offset in begin.offsets.items()}
@@ -228,7 +228,9 @@ class RankConsumer:
         return begin.replace(next_step=wanted.next_step, offsets=offsets)
 
     async def _steps(self, known: StreamState, count: int) -> list[StepRecords]:
-        """The next ones: another lineage has trained them, and this one went back before them meanwhile."""
+        """The next ``count`` steps: another lineage trained them, and the committed position went back before them
+        since.
+        """
         reader = await self._reader_from(known)
         try:
             async with asyncio.timeout(self._writer.deadline_seconds):
@@ -246,31 +248,31 @@ class RankConsumer:
         now = self._clock.now()
         return [
             self._event(Rewound(run=wanted.run, next_step=wanted.next_step, rank=number, at=now), number)
-            for number in self.share.partitions
+            for number in self.assignment.partitions
         ]
 
     def _event(self, event: Record, rank: int | None = None) -> ProducerRecord:
-        return outgoing(ACKS, str(self.share.rank if rank is None else rank), event, self._settings)
+        return to_producer_record(ACKS, str(self.assignment.rank if rank is None else rank), event, self._settings)
 
     async def _read_from(self, state: StreamState) -> None:
         """Raises ConfigurationError where the state is of other partitions than this rank's."""
         await self._stop_reading()
-        self.share = RankAssignment.of(self.share.rank, self.share.ranks, state.world_size)
+        self.assignment = RankAssignment.of(self.assignment.rank, self.assignment.ranks, state.world_size)
         self._reader = await self._reader_from(state)
 
     async def _reader_from(self, state: StreamState) -> MultiPartitionReader:
-        offsets = state.check(run=self._settings.run, share=self.share)
+        offsets = state.check(run=self._settings.run, assignment=self.assignment)
         expected = {
             number: Expectation(
                 self._settings.run,
                 self._policy,
                 number,
-                self.share.world_size,
-                self.share.ranks,
+                self.assignment.world_size,
+                self.assignment.ranks,
                 state.placement,
                 self._expect,
             )
-            for number in self.share.partitions
+            for number in self.assignment.partitions
         }
         reader = MultiPartitionReader(self._clients, self._topic, expected, state.next_step, self._prefetch_steps)
         await reader.start(offsets)

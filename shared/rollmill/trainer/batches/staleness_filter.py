@@ -1,4 +1,4 @@
-"""The staleness gate at hand-over: the same verdict on every rank, without communication (rules A3, R2).
+"""The staleness filter at hand-over: the same result on every rank, without communication (rules A3, R2).
 
 Every rank's header holds the whole step's table, so each rank clears the same traces and computes the same sums.
 """
@@ -24,7 +24,7 @@ CONSTANT = "constant"
 
 
 class StaleAction(StrEnum):
-    """What happens to traces older than the limit: they alone are cleared, or the whole step is dropped."""
+    """What happens to traces older than the limit: only they are cleared, or the whole step is dropped."""
 
     MASK = "mask"
     DROP_STEP = "drop_step"
@@ -35,7 +35,7 @@ class FilterResult:
     """What of a step is trained."""
 
     version: PolicyVersion
-    """The version that the step was judged against."""
+    """The version that staleness was measured against."""
     kept: tuple[bool, ...]
     """Per row of the header's table."""
     denominators: Denominators
@@ -54,9 +54,9 @@ class FilterResult:
 def filter_step(
     header: BatchHeader, current: PolicyVersion, forks: Mapping[int, int], action: StaleAction = StaleAction.MASK
 ) -> FilterResult:
-    """The step of ``header`` seen by a trainer that holds ``current``. The limit is inclusive.
+    """What of the step is trained by a trainer at version ``current``. The limit is inclusive.
 
-    ``forks``: the version from which each later epoch went on; it must know all epochs up to the current one.
+    ``forks``: the version that each later epoch was resumed from; it must hold all epochs up to the current one.
     """
     fresh = [_is_fresh(header, row, current, forks) for row in header.table]
     if all(fresh):
@@ -90,6 +90,6 @@ def denominators(rows: Sequence[TraceRow], loss_weighting: str) -> Denominators:
 
 
 def unknown_epochs(header: BatchHeader, current: PolicyVersion, forks: Mapping[int, int]) -> list[int]:
-    """Epochs whose fork point the gate needs and nobody has told."""
+    """Epochs with a fork point that is needed and not in ``forks``."""
     oldest = min((row.oldest.epoch for row in header.table), default=current.epoch)
     return [epoch for epoch in range(oldest + 1, current.epoch + 1) if epoch not in forks]

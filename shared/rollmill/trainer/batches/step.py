@@ -50,7 +50,7 @@ class Step:
 
     @property
     def version(self) -> PolicyVersion:
-        """The version that the staleness gate judged the step against."""
+        """The version that the step's staleness was measured against."""
         return self.verdict.version
 
     @property
@@ -76,7 +76,7 @@ class Step:
             yield micro_batch(packed, filler=batch.header.filler)
 
     def minibatches(self, n: int) -> Iterator[MiniBatch]:
-        """The step in ``n`` parts of whole rollouts, each for an optimizer step of its own; `ack` follows the last.
+        """The step in ``n`` parts of whole rollouts, one optimizer step each; `ack` follows the last.
 
         Fewer where the step has fewer rollouts, the same on every rank. Stale traces are in none.
         """
@@ -95,8 +95,8 @@ class Step:
     def _divided(self, n: int, epoch: int) -> list[MiniBatch]:
         if n < 1:
             raise InvalidInputError(f"a step is divided into at least one part, not {n}")
-        header, share = self.header, self.records.share
-        parts = divide(header.table, self.verdict.kept, share, header.world_size // share, n)
+        header, partitions = self.header, self.records.partitions
+        parts = divide(header.table, self.verdict.kept, partitions, header.world_size // partitions, n)
         return [
             MiniBatch(
                 epoch,
@@ -104,13 +104,13 @@ class Step:
                 denominators([header.table[row] for row in part.rows], header.loss_weighting),
                 self.arrays,
                 part,
-                header.rank // share,
+                header.rank // partitions,
             )
             for number, part in enumerate(parts)
         ]
 
     def ack(self) -> None:
-        """Say that the optimizer step is done: outcomes, acknowledgement and position in one transaction.
+        """Acknowledge that the optimizer step is done: outcomes, acknowledgement and position in one transaction.
 
         Raises InvalidInputError where an earlier step is still open or this one was acknowledged before, FencedError
         where another process has taken this rank, FatalError where the commit failed.
@@ -118,7 +118,7 @@ class Step:
         self._acknowledge(self)
 
     def _kept(self, batch: PackedBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """[N] by the table's verdict; a filler's traces are never trained."""
+        """[N], which of the batch's traces are trained; a filler's never are."""
         rows = batch.trace_index
         if batch.header.filler or not self.verdict.kept:
             return np.zeros(len(rows), np.bool_)

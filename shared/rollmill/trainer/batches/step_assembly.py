@@ -1,4 +1,4 @@
-"""Records to whole steps: record k of M after record k - 1, step s after step s - 1, or a loud error."""
+"""Records to whole steps: record k of M after record k - 1, step s after step s - 1; anything else is an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollmill.trainer.layouts.safetensors_reader import PackedBatch
 
 @dataclass(frozen=True)
 class StepRecords:
-    """All micro-batches of one step for one reader, whole partition after whole partition."""
+    """All micro-batches of one step for one rank, one partition after the other."""
 
     batches: tuple[PackedBatch, ...]
     offsets: Mapping[int, int]
@@ -21,7 +21,7 @@ class StepRecords:
 
     @property
     def header(self) -> BatchHeader:
-        """Of the first micro-batch; what it says of the step is the same in all."""
+        """Of the first micro-batch; the fields about the step are equal in all."""
         return self.batches[0].header
 
     @property
@@ -30,12 +30,12 @@ class StepRecords:
         return tuple(batch.header for batch in self.batches if batch.header.micro_batch == 0)
 
     @property
-    def share(self) -> int:
-        """Partitions of one reader; every reader of the step has as many."""
+    def partitions(self) -> int:
+        """Number of partitions that one rank reads; equal for every rank of the step."""
         return len(self.offsets)
 
 
-def joined(parts: Sequence[StepRecords]) -> StepRecords:
+def join_partitions(parts: Sequence[StepRecords]) -> StepRecords:
     """One step from its parts in several partitions. Raises FatalError where they are of different steps."""
     if len({part.header.batch_id for part in parts}) > 1:
         found = ", ".join(f"{part.header.batch_id} in partition {part.header.rank}" for part in parts)
@@ -46,17 +46,17 @@ def joined(parts: Sequence[StepRecords]) -> StepRecords:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What every header of one partition must say."""
+    """What every header of one partition must hold."""
 
     run: str
     policy: str
     rank: int
-    """The rank that the batcher cut for: the partition."""
+    """The rank that the batcher cut for, which is the partition's number."""
     world_size: int
     readers: int = 1
     """Ranks of this trainer."""
     placement: int = 0
-    """Records of a lower one are void, and passed over."""
+    """Records of a lower placement are void and are skipped."""
     fingerprints: frozenset[str] | None = None
     """Tokenizer, chat template and model that all traces have to be of; None: any."""
 
@@ -77,7 +77,7 @@ class Expectation:
 
 
 def check_fingerprints(header: BatchHeader, expected: frozenset[str]) -> None:
-    """Raises ConfigurationError where a trace is of another tokenizer, template or model, or does not say of which."""
+    """Raises ConfigurationError where a trace has another fingerprint of tokenizer, template and model, or none."""
     others = {name: count for name, count in header.fingerprints.items() if name not in expected}
     unknown = len(header.table) - sum(header.fingerprints.values())
     if not (others or unknown):
@@ -93,7 +93,7 @@ def check_fingerprints(header: BatchHeader, expected: frozenset[str]) -> None:
 
 
 class StepAssembler:
-    """Collects the micro-batches of one step after the other."""
+    """Collects micro-batches into steps, one step after the other."""
 
     def __init__(self, expectation: Expectation, next_step: int) -> None:
         self._expectation = expectation
@@ -113,7 +113,7 @@ class StepAssembler:
         if (header.step, header.micro_batch) != (self.next_step, len(self._parts)) or self._differs(header):
             raise FatalError(
                 f"offset {offset} holds micro-batch {header.micro_batch} of step {header.step} ({header.batch_id}), "
-                f"micro-batch {len(self._parts)} of step {self.next_step} is awaited: batches were deleted or the "
+                f"micro-batch {len(self._parts)} of step {self.next_step} is expected: batches were deleted or the "
                 "position is wrong; load the state of a checkpoint"
             )
         self._parts.append(batch)

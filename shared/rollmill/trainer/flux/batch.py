@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rollmill.trainer.flux.columns import AlignmentError
-from rollmill.trainer.flux.trajectory import Trajectory
+from rollmill.trainer.flux.trajectory import AlignmentError, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -62,17 +61,17 @@ class TrajectoryBatch:
 
         ``input_ids`` and ``attention_mask`` int64 [B, L]; ``loss_mask``, ``log_probs``, ``behavior_log_probs``,
         ``advantages`` and ``returns`` float32 [B, L], 0.0 at padding; ``rewards`` float32 [B]; ``versions`` int64 [B],
-        the version id. A column that no trajectory has is zeros. Raises AlignmentError where a list fits no tokens,
-        where only some trajectories have a column, or where nothing says which tokens are trained.
+        the version id. A column that no trajectory has is zeros. Raises AlignmentError where a list does not match the
+        tokens, where only some trajectories have a column, or where it is unknown which tokens are trained.
         """
         import torch  # noqa: PLC0415  # a reader of trajectories needs no torch
 
         return {name: torch.from_numpy(array).to(device) for name, array in self.to_arrays(pad_token_id).items()}
 
     def compute_padding_ratio(self) -> float:
-        """Padding over all places of the B x L rows; 0.0 of an empty batch."""
-        places = self.batch_size * self.max_length
-        return 1 - self.num_tokens / places if places else 0.0
+        """Share of padding in the B x L rows; 0.0 for an empty batch."""
+        cells = self.batch_size * self.max_length
+        return 1 - self.num_tokens / cells if cells else 0.0
 
     def get_version_stats(self) -> dict[str, float]:
         """``mean_version``, ``min_version``, ``max_version``, ``version_spread`` (max - min) of the version ids."""
@@ -86,13 +85,15 @@ class TrajectoryBatch:
         }
 
     def _floats(self, name: str) -> list[npt.NDArray[Any]]:
-        having = [each for each in self.trajectories if getattr(each, name)]
-        if having and len(having) < self.batch_size:
-            lacking = next(each.id for each in self.trajectories if not getattr(each, name))
-            raise AlignmentError(f"{len(having)} of {self.batch_size} trajectories have {name}; {lacking!r} has not")
-        if not having:
+        with_column = [each for each in self.trajectories if getattr(each, name)]
+        if with_column and len(with_column) < self.batch_size:
+            without = next(each.id for each in self.trajectories if not getattr(each, name))
+            raise AlignmentError(
+                f"{len(with_column)} of {self.batch_size} trajectories have {name}; {without!r} has not"
+            )
+        if not with_column:
             return [np.zeros(each.total_length, np.float32) for each in self.trajectories]
-        return [each.column(name) for each in having]
+        return [each.column(name) for each in with_column]
 
 
 def _attention(trajectory: Trajectory) -> npt.NDArray[Any]:
@@ -105,7 +106,7 @@ def _attention(trajectory: Trajectory) -> npt.NDArray[Any]:
 
 
 class _Rows:
-    """Places of the tokens in [B, L]."""
+    """Positions of the tokens in [B, L]."""
 
     def __init__(self, lengths: list[int]) -> None:
         self._inside = np.arange(max(lengths, default=0)) < np.array(lengths, np.int64)[:, None]

@@ -1,18 +1,21 @@
-"""A buffer of trajectories that knows how old they are."""
+"""A buffer of trajectories by age, and the seeded draws from it."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, Generic, TypeVar
 
 from rollmill.errors import InvalidInputError
 from rollmill.trainer.flux.partial import PartialTrajectory
-from rollmill.trainer.flux.sampling import Candidate, draw
 from rollmill.trainer.flux.trajectory import Trajectory, TrajectoryStatus
 from rollmill.trainer.flux.versions import NO_FORKS, AnyVersion, PolicyVersion, gap
+
+T = TypeVar("T")
 
 FINISHED = {TrajectoryStatus.COMPLETED, TrajectoryStatus.TRUNCATED}
 
@@ -29,10 +32,10 @@ class _Entry:
 
 @dataclass
 class TrajectoryBuffer:
-    """Finished trajectories, and apart from them partial ones. Safe for several threads.
+    """Finished trajectories and, separately, partial ones. Safe for several threads.
 
     Results depend on the contents and on seeds, never on the order of adding. Every method measures staleness against
-    the version that its caller names. A full buffer drops the oldest version first, and counts it.
+    the version that its caller passes. A full buffer drops the oldest version first, and counts it.
     """
 
     max_size: int = 10000
@@ -40,9 +43,9 @@ class TrajectoryBuffer:
     max_staleness: int = 5
     """Versions, inclusive."""
     seed: int = 0
-    """Of draws without a seed of their own; each is another one."""
+    """For draws without their own seed; each of these draws differs."""
     forks: Mapping[int, int] = field(default_factory=lambda: NO_FORKS)
-    """The version from which each later epoch went on."""
+    """The version that each later epoch was resumed from."""
     evicted: int = 0
     """Dropped because the buffer was full."""
     _finished: list[_Entry] = field(default_factory=list, repr=False)
@@ -56,14 +59,14 @@ class TrajectoryBuffer:
         return len(self._finished)
 
     def add(self, trajectory: Trajectory) -> bool:
-        """False, and nothing changes, where one with this id is there.
+        """False, and nothing changes, where one with this id is in the buffer.
 
         Raises InvalidInputError for what is neither finished nor an aborted `PartialTrajectory`, AlignmentError where
         its fields contradict each other.
         """
         trajectory.check()
         with self._lock:
-            entries = self._place(trajectory)
+            entries = self._entries_for(trajectory)
             if trajectory.id and any(entry.trajectory.id == trajectory.id for entry in entries):
                 return False
             entries.append(_Entry(_key(trajectory), trajectory))
@@ -102,11 +105,11 @@ class TrajectoryBuffer:
     def take(
         self, n: int, current_version: AnyVersion, stratified: bool = True, seed: Hashable = None
     ) -> list[Trajectory]:
-        """Like `sample`, and removes them: what is trained once is gone."""
+        """Like `sample`, and removes them, so that each is trained once."""
         with self._lock:
             drawn = self._draw(n, current_version, stratified, seed)
-            gone = set(map(id, drawn))
-            self._finished = [entry for entry in self._finished if id(entry) not in gone]
+            removed = set(map(id, drawn))
+            self._finished = [entry for entry in self._finished if id(entry) not in removed]
             return [entry.trajectory for entry in drawn]
 
     def remove_stale(self, current_version: AnyVersion) -> int:
@@ -125,8 +128,8 @@ class TrajectoryBuffer:
         """``size``, ``partial_size``, ``mean_staleness``, ``max_staleness``, ``min_version``, ``max_version``,
         ``evicted``.
 
-        Staleness is against ``current_version``, else against the version that a caller named last; None where none
-        was named or nothing is there.
+        Staleness is against ``current_version``, else against the version that a caller passed last; None where no
+        version was passed or the buffer is empty.
         """
         with self._lock:
             current = self._current if current_version is None else PolicyVersion.of(current_version)
@@ -142,7 +145,7 @@ class TrajectoryBuffer:
                 "evicted": self.evicted,
             }
 
-    def _place(self, trajectory: Trajectory) -> list[_Entry]:
+    def _entries_for(self, trajectory: Trajectory) -> list[_Entry]:
         if trajectory.status in FINISHED:
             return self._finished
         if isinstance(trajectory, PartialTrajectory) and trajectory.status is TrajectoryStatus.ABORTED:
@@ -172,5 +175,41 @@ class TrajectoryBuffer:
 
 
 def _key(trajectory: Trajectory) -> str:
-    """The id; of one without, its contents, so that two of one key are alike."""
+    """The id; without one, a digest of the contents, so that two with one key are equal."""
     return trajectory.id or hashlib.blake2b(repr(trajectory.to_dict()).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Candidate(Generic[T]):
+    """``key`` orders candidates; two with one key have to be equal. ``stratum``: the group that gets its share of a
+    draw.
+    """
+
+    key: str
+    stratum: int
+    item: T
+
+
+def draw(candidates: Sequence[Candidate[T]], n: int, seed: Hashable, *, stratified: bool) -> list[T]:
+    """``min(n, N)`` different candidates of N, each with probability n / N, in random order.
+
+    Stratified: systematic sampling over the candidates laid out stratum by stratum, shuffled within each (Cochran,
+    *Sampling Techniques*, chapter 8). A stratum with the share s of the candidates gets n s, rounded down or up.
+    """
+    rng = random.Random(repr(seed))  # noqa: S311  # for reproducible draws, not for secrets
+    ordered = sorted(candidates, key=lambda each: (each.stratum, each.key))
+    n = min(max(n, 0), len(ordered))
+    chosen = _systematic(ordered, n, rng) if stratified else rng.sample(ordered, n)
+    rng.shuffle(chosen)
+    return [each.item for each in chosen]
+
+
+def _systematic(ordered: Sequence[Candidate[T]], n: int, rng: random.Random) -> list[Candidate[T]]:
+    ordered_strata: list[Candidate[T]] = []
+    for _, stratum in groupby(ordered, key=lambda each: each.stratum):
+        members = list(stratum)
+        rng.shuffle(members)
+        ordered_strata += members
+    # Integer arithmetic: with floats the last index could be N.
+    offset = rng.randrange(len(ordered_strata)) if ordered_strata else 0
+    return [ordered_strata[(offset + index * len(ordered_strata)) // n] for index in range(n)]

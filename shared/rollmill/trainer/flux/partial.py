@@ -1,4 +1,4 @@
-"""Generations that were cut off and go on later, under whatever policy is loaded then (APRIL)."""
+"""Generations that were cut off and are continued later, under the policy that is loaded then (APRIL)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PartialTrajectory(Trajectory):
     def prepare_continuation(self) -> str:
         """Text to send where an engine takes no token ids; also kept in ``continuation_prompt``.
 
-        Text is tokenised again, maybe otherwise: prefer `continuation_tokens`.
+        Text is tokenised again, maybe with another result: prefer `continuation_tokens`.
         """
         self.continuation_prompt = self.prompt + self.response
         return self.continuation_prompt
@@ -44,7 +44,9 @@ class PartialTrajectory(Trajectory):
         response: str = "",
         status: TrajectoryStatus = TrajectoryStatus.COMPLETED,
     ) -> Self:
-        """With what another generation added: one value of ``behavior_log_probs`` for each of its tokens."""
+        """The trajectory with the tokens of another generation: one value of ``behavior_log_probs`` for each of its
+        tokens.
+        """
         if len(behavior_log_probs) != len(response_tokens):
             raise ValueError(f"{len(behavior_log_probs)} log-probs for {len(response_tokens)} tokens")
         return replace(
@@ -64,11 +66,11 @@ class PartialTrajectory(Trajectory):
         )
 
     def _oldest(self, added: PolicyVersion) -> PolicyVersion:
-        """Of all that is sampled; before the first token the own version is of nothing."""
+        """The oldest version of all sampled tokens; before the first token, ``added``."""
         return min(self.version, added) if self.response_length else added
 
     def _dropped(self, added: int) -> dict[str, Any]:
-        """Masks grow by ones; what was computed for the shorter sequence is void."""
+        """Masks are extended by ones; what was computed for the shorter sequence is dropped."""
         masks = {
             name: [*self.column(name).astype(int).tolist(), *[1] * added]
             for name in ("attention_mask", "loss_mask")

@@ -10,8 +10,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rollmill.trainer.flux.columns import AlignmentError, at_token
+from rollmill.errors import InvalidInputError
 from rollmill.trainer.flux.versions import NO_FORKS, AnyVersion, PolicyVersion, VersionSegment, gap
+
+
+class AlignmentError(InvalidInputError, ValueError):
+    """Values that belong to no token, or tokens that are neither known as prompt nor as response."""
 
 
 class TrajectoryStatus(Enum):
@@ -25,10 +29,10 @@ class TrajectoryStatus(Enum):
 
 @dataclass
 class Trajectory:
-    """A prompt and a response with what training needs, T tokens in all. Mutable, as trainers fill it bit by bit.
+    """A prompt and a response with what training needs, T tokens in all. Mutable, as trainers fill it step by step.
 
-    Lengths and ``tokens`` that are left out follow from the token lists. A per-token list is empty, or has one value
-    for each of the T tokens, or one for each response token; `check` and everything that computes refuse others.
+    Lengths and ``tokens`` that are not given are computed from the token lists. A per-token list is empty, or has one
+    value for each of the T tokens, or one for each response token; `check` and everything that computes refuse others.
     """
 
     id: str = ""
@@ -90,8 +94,20 @@ class Trajectory:
         return gap(self.version, current_version, forks)
 
     def column(self, name: str, dtype: type[np.generic] = np.float32) -> npt.NDArray[Any]:
-        """A per-token list as [T]. Raises AlignmentError where it fits neither all tokens nor the response."""
-        return at_token(self, name, getattr(self, name), dtype)
+        """A per-token list as [T], value *i* belongs to token *i*.
+
+        A list over the response alone is put behind the prompt, which gets zeros. Raises AlignmentError for any other
+        length.
+        """
+        values = np.asarray(getattr(self, name), dtype=dtype)
+        if len(values) == self.total_length:
+            return values
+        if len(values) != self.total_length - self.prompt_length:
+            raise AlignmentError(
+                f"trajectory {self.id!r}: {name} has {len(values)} values for {self.total_length} tokens "
+                f"({self.prompt_length} of the prompt)"
+            )
+        return np.concatenate([np.zeros(self.prompt_length, dtype), values])
 
     def trained(self) -> npt.NDArray[np.bool_]:
         """[T], true where a token is trained: the loss mask, else the response."""

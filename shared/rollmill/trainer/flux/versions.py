@@ -16,14 +16,14 @@ NO_FORKS: Mapping[int, int] = MappingProxyType({})
 @total_ordering
 @dataclass(frozen=True, eq=False)
 class PolicyVersion:
-    """A version of a policy. What it *is* are ``epoch`` and ``version_id``: they alone decide equality and order."""
+    """A version of a policy. Only ``epoch`` and ``version_id`` decide equality and order."""
 
     version_id: int = 0
     """The pipeline's version within the epoch."""
     timestamp: float = 0.0
-    """Seconds since the Unix epoch at which it was announced; a note."""
+    """Seconds since the Unix epoch at which it was announced; for information."""
     step: int = 0
-    """Optimizer step that made it; a note."""
+    """Optimizer step that made it; for information."""
     epoch: int = field(default=0, kw_only=True)
     """Counts loaded checkpoints. Equal ids of different epochs are different policies."""
 

@@ -1,4 +1,4 @@
-"""The pipeline's traces seen through Flux's names."""
+"""The pipeline's traces converted to Flux's names."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def view_of(trajectory: models.Trajectory, number: int = 0) -> Trajectory:
         response_tokens=response,
         attention_mask=[1] * (len(prompt) + len(response)),
         loss_mask=context + trace.loss_mask.tolist(),
-        behavior_log_probs=_behind(context, trace.response_logprobs),
+        behavior_log_probs=_after_prompt(context, trace.response_logprobs),
         reward=trace.reward,
-        token_rewards=_behind(context, trace.token_rewards),
+        token_rewards=_after_prompt(context, trace.token_rewards),
         version=PolicyVersion.of(trace.oldest_version or models.PolicyVersion()),
         version_segments=_segments(trace),
         status=_status(trajectory.status, trace),
@@ -50,7 +50,7 @@ def view_of(trajectory: models.Trajectory, number: int = 0) -> Trajectory:
     )
 
 
-def _behind(context: list[int], values: models.Values | None) -> list[float]:
+def _after_prompt(context: list[int], values: models.Values | None) -> list[float]:
     return [] if values is None else [*map(float, context), *values.tolist()]
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rollmill.models.extras import missing
-from rollmill.trainer.layouts.returns import returns
 from rollmill.trainer.layouts.safetensors_reader import PackedBatch
 
 Side = Literal["left", "right"]
@@ -22,7 +21,7 @@ Side = Literal["left", "right"]
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """N traces laid end to end, T tokens in all. Trace *n* is ``cu_seqlens[n]:cu_seqlens[n + 1]``."""
+    """N traces one after the other, T tokens in all. Trace *n* is ``cu_seqlens[n]:cu_seqlens[n + 1]``."""
 
     input_ids: npt.NDArray[np.int64]
     """[T]"""
@@ -43,8 +42,8 @@ class PackedArrays:
     versions: npt.NDArray[np.int32]
     """[T, 2], epoch and version that sampled the token; (-1, -1) at context."""
     temperatures: npt.NDArray[np.float32]
-    """[T], at which the token's turn was sampled; at context and in turns that do not say, that of the trace's first
-    trained turn that does. 0.0 = none does."""
+    """[T], at which the token's turn was sampled; at context and in turns without one, that of the trace's first
+    trained turn that has one. 0.0 = no turn has one."""
     turn_ids: npt.NDArray[np.int32]
     """[T], turn that sampled the token; -1 at context."""
     prompt_lengths: npt.NDArray[np.int32]
@@ -54,11 +53,11 @@ class PackedArrays:
     trace_index: npt.NDArray[np.int32]
     """[N], row of the trace in the header's table; -1 in a filler."""
     group_index: npt.NDArray[np.int32]
-    """[N], place of the trace's group in the header's groups; -1 in a filler."""
+    """[N], index of the trace's group in the header's groups; -1 in a filler."""
     session_index: npt.NDArray[np.int32]
     """[N], number of the trace's rollout, counted over the step, the same on every rank; -1 in a filler."""
     returns: npt.NDArray[np.float32]
-    """[T], see `rollmill.trainer.layouts.returns`."""
+    """[T], see `returns`."""
     token_rewards: npt.NDArray[np.float32] | None = None
     """[T]; None where no token has a reward of its own."""
     extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -127,6 +126,22 @@ def pack(batch: PackedBatch, kept: npt.NDArray[np.bool_]) -> PackedArrays:
     )
 
 
+def returns(
+    later: npt.NDArray[np.float32], token_rewards: npt.NDArray[np.float32] | None, cu_seqlens: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float32]:
+    """[T], the sum of the token rewards of the rollout from a token on, its own included; no discount (rule A5).
+
+    Traces of a rollout follow each other in its order. ``later`` [N]: what the rollout gets after the trace, wherever
+    its other traces are; where no token of the rollout has a reward of its own, the trace's reward, so that it is the
+    return of each of its tokens. ``token_rewards`` [T] or None, ``cu_seqlens`` [N + 1].
+    """
+    lengths = np.diff(cu_seqlens)
+    if token_rewards is None:
+        return np.repeat(later, lengths)
+    sums = np.concatenate([[0.0], np.cumsum(token_rewards, dtype=np.float64)])
+    return np.asarray(np.repeat(sums[cu_seqlens[1:]] + later, lengths) - sums[:-1], dtype=np.float32)
+
+
 def _positions(cu_seqlens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     positions, longest = np.empty(cu_seqlens[-1], dtype=np.int64), np.arange(lengths.max(initial=0), dtype=np.int64)
     for start, length in zip(cu_seqlens.tolist(), lengths.tolist(), strict=False):
@@ -162,7 +177,7 @@ def pad(packed: PackedArrays, side: Side = "right", pad_token_id: int = 0) -> Pa
 
 
 class _Rows:
-    """Lays packed values [T, ...] into rows [N, S, ...]. Every row is one block copy; no mask over [N, S] is made."""
+    """Copies packed values [T, ...] into rows [N, S, ...]. Every row is one block copy; no mask over [N, S] is made."""
 
     def __init__(self, cu_seqlens: npt.NDArray[np.int32], width: int, side: Side) -> None:
         if side not in ("left", "right"):

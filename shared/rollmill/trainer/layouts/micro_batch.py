@@ -1,4 +1,4 @@
-"""Torch's view of a micro-batch. torch is imported at hand-over and by nothing else in the SDK."""
+"""Torch's view of a micro-batch. torch is imported when a tensor is made, not before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Tensors:
     """Moves all tensors of a layout at once."""
 
     def to(self, place: device | str, *, non_blocking: bool = False) -> Self:
-        """The same on another device; the numpy arrays stay where they are.
+        """The same on another device; the numpy arrays stay on the host.
 
         ``non_blocking``: from pinned memory (`pin_memory`) to CUDA the copy runs beside the host.
         """
@@ -125,7 +125,7 @@ class MicroBatch(_Tensors):
 
 @dataclass(frozen=True)
 class _Numpy:
-    """Keeps the arrays out of the way of moves between devices."""
+    """Holds the numpy arrays, which do not move between devices."""
 
     packed: PackedArrays
 

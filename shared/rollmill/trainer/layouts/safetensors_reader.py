@@ -1,7 +1,8 @@
-"""A micro-batch as it lies in a Kafka record: safetensors, header and arrays read without a copy.
+"""A micro-batch as it is stored in a Kafka record: safetensors, header and arrays read without a copy.
 
 Layout of the format: 8 bytes little-endian length of a JSON object, the object, then the raw tensors. The object maps
-each tensor's name to dtype, shape and byte range; ``__metadata__`` holds texts.
+each tensor's name to dtype, shape and byte range; ``__metadata__`` holds texts. The library's own reader
+(`safetensors.numpy.load`) copies the arrays and gives no access to the header, hence this one; it bounds hostile input.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class Extra:
-    """Values at some of the tokens."""
+    """Values at some of the tokens, in spans."""
 
     values: npt.NDArray[Any]
     """[V, ...]"""
@@ -71,16 +72,16 @@ class Extra:
 
     def over(self, tokens: int) -> npt.NDArray[Any]:
         """[T, ...]; `rollmill.models.extras.missing` at tokens without a value."""
-        wide = np.full((tokens, *self.values.shape[1:]), missing(self.values.dtype), self.values.dtype)
+        spread = np.full((tokens, *self.values.shape[1:]), missing(self.values.dtype), self.values.dtype)
         row = 0
         for start, count in self.spans.tolist():
-            wide[start : start + count] = self.values[row : row + count]
+            spread[start : start + count] = self.values[row : row + count]
             row += count
-        return wide
+        return spread
 
 
 class _Entry(BaseModel):
-    """Where a tensor lies, as the first part says."""
+    """One tensor's entry in the JSON object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -98,17 +99,17 @@ def _extra(name: str, layout: Mapping[str, _Entry], data: memoryview) -> Extra:
     dtype = DTYPES.get(entry.dtype)
     if spans is None or dtype is None:
         raise PoisonRecordError("invalid", f"{EXTRA}{name} has no spans, or dtype {entry.dtype[:20]!r}")
-    where = _view("int32 [S, 2]", EXTRA_SPANS + name, spans, data)
-    if where.ndim != 2 or where.shape[1] != 2:  # noqa: PLR2004  # start and count
-        raise PoisonRecordError("invalid", f"{EXTRA_SPANS}{name} has shape {where.shape}, int32 [S, 2] is expected")
-    return Extra(_view(dtype, EXTRA + name, entry, data), where)
+    bounds = _view("int32 [S, 2]", EXTRA_SPANS + name, spans, data)
+    if bounds.ndim != 2 or bounds.shape[1] != 2:  # noqa: PLR2004  # start and count
+        raise PoisonRecordError("invalid", f"{EXTRA_SPANS}{name} has shape {bounds.shape}, int32 [S, 2] is expected")
+    return Extra(_view(dtype, EXTRA + name, entry, data), bounds)
 
 
 def read_batch(value: bytes) -> PackedBatch:
     """The micro-batch in a record's value.
 
     Raises PoisonRecordError ``malformed`` (no safetensors), or ``invalid`` (a tensor is missing, has another dtype or
-    shape than `TENSORS` says, or the header is refused by its model).
+    shape than in `TENSORS`, or the header is invalid).
     """
     header, layout, data = _split(value)
     arrays = {name: _view(TENSORS[name][0], name, layout[name], data) for name in TENSORS if name in layout}
@@ -129,23 +130,23 @@ def _split(value: bytes) -> tuple[BatchHeader, dict[str, _Entry], memoryview]:
     except orjson.JSONDecodeError as error:
         raise PoisonRecordError("malformed", f"not safetensors: {error}") from error
     if not isinstance(layout, dict):
-        raise PoisonRecordError("malformed", "not safetensors: its first part is no JSON object")
+        raise PoisonRecordError("malformed", "not safetensors: its header is no JSON object")
     header = _header(layout.pop("__metadata__", None))
     try:
         entries = {name: _Entry.model_validate(entry) for name, entry in layout.items()}
     except ValidationError as error:
-        raise PoisonRecordError("malformed", f"not safetensors: {error.error_count()} mistakes in an entry") from error
+        raise PoisonRecordError("malformed", f"not safetensors: {error.error_count()} errors in an entry") from error
     return header, entries, body[size:]
 
 
 def _header(metadata: object) -> BatchHeader:
     text = metadata.get(HEADER) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
-        raise PoisonRecordError("invalid", "there is no batch header")
+        raise PoisonRecordError("invalid", "the batch header is missing")
     try:
         return BatchHeader.model_validate_json(text)
     except ValidationError as error:
-        raise PoisonRecordError("invalid", f"the batch header is refused: {error}") from error
+        raise PoisonRecordError("invalid", f"the batch header is invalid: {error}") from error
 
 
 def _view(form: str, name: str, entry: _Entry, data: memoryview) -> npt.NDArray[Any]:
@@ -168,7 +169,7 @@ def _check(batch: PackedBatch) -> None:
     for name, extra in batch.extras.items():
         if not extra.is_aligned(len(batch.input_ids)):
             raise PoisonRecordError(
-                "invalid", f"{EXTRA}{name} has {len(extra.values)} rows that its spans do not cover"
+                "invalid", f"{EXTRA}{name} has {len(extra.values)} rows that do not match its spans"
             )
     if batch.loss_mask.max(initial=0) > 1:
         raise PoisonRecordError("invalid", "a value of loss_mask is neither 0 nor 1")
@@ -191,8 +192,8 @@ def _bounds_hold(batch: PackedBatch) -> bool:
     tokens, bounds = len(batch.input_ids), batch.cu_seqlens
     tiled = bool(len(bounds) and bounds[0] == 0 and bounds[-1] == tokens and (np.diff(bounds) >= 0).all())
     covered = all(_cover(runs[:, -1], tokens) for runs in (batch.versions, batch.turn_ids))
-    places = ((batch.trace_index, len(batch.header.table)), (batch.group_index, len(batch.header.groups)))
-    named = all(bool((index >= -1).all() and (index < count).all()) for index, count in places)
+    indices = ((batch.trace_index, len(batch.header.table)), (batch.group_index, len(batch.header.groups)))
+    named = all(bool((index >= -1).all() and (index < count).all()) for index, count in indices)
     return tiled and covered and named
 
 

@@ -1,4 +1,4 @@
-"""Traces taken out of packed arrays and put together anew. Pure numpy, no loop over tokens."""
+"""Traces selected from packed arrays and joined again. Pure numpy, no loop over tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def select(packed: PackedArrays, chosen: npt.NDArray[np.bool_]) -> PackedArrays:
 
 
 def join(parts: Sequence[PackedArrays]) -> PackedArrays:
-    """All traces of the parts, one part after the other. A column that a part lacks is zeros there."""
+    """All traces of the parts, one part after the other. A column that a part lacks is zeros there, an extra is
+    `missing`.
+    """
     if len(parts) == 1:
         return parts[0]
     columns: dict[str, Any] = {
@@ -60,17 +62,17 @@ def join(parts: Sequence[PackedArrays]) -> PackedArrays:
     )
 
 
-def idle(packed: PackedArrays) -> PackedArrays:
-    """The first trace with nothing trained in it: what a rank computes to keep pace."""
+def filler_of(packed: PackedArrays) -> PackedArrays:
+    """The first trace with nothing trained in it: a rank without work computes it, to keep step with the others."""
     first = select(packed, np.arange(len(packed.trace_index)) == 0)
-    nobody = np.full(1, -1, np.int32)
+    no_index = np.full(1, -1, np.int32)
     return replace(
         first,
         loss_mask=np.zeros_like(first.loss_mask),
         loss_weight=np.zeros_like(first.loss_weight),
-        trace_index=nobody,
-        group_index=nobody,
-        session_index=nobody,
+        trace_index=no_index,
+        group_index=no_index,
+        session_index=no_index,
     )
 
 

@@ -1,4 +1,4 @@
-"""The captures in front of the engines, as a weight update needs them: paused, then resumed (rule A12)."""
+"""Client of the captures in front of the engines: pauses and resumes them around a weight update (rule A12)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from rollmill.errors import InvalidInputError, RetryableError
 from rollmill.models import PolicyVersion
 
 MODES = ("wait", "keep", "abort_resume")
-"""What becomes of calls in flight: waited for; kept running; aborted by the engine and continued by capture."""
+"""What happens to calls in flight: waited for; kept running; aborted by the engine and continued by capture."""
 SPARE_SECONDS = 30.0
-"""For the way there and back, on top of what capture itself waits."""
+"""For the network, on top of what capture itself waits."""
 
 
 class CaptureUnreachableError(RetryableError):
-    """A capture did not do what it was told, and calls may go on through it."""
+    """A capture did not carry out a request, and calls may go on through it."""
 
 
 @dataclass(frozen=True)
 class Captures:
-    """Every replica by its URL, or one that stands for all: a pause holds at all of them, whoever is told of it, and
-    ``pause`` waits until each knows it. A replica that is named is told itself, too.
+    """URLs of all replicas, or of one: a replica passes a pause on to all others, and ``pause`` waits until each has
+    applied it. A replica that is listed is also asked directly.
     """
 
     urls: Sequence[str] = ()
     admin_key: str | None = None
 
     def pause(self, policy: str, mode: str, seconds: float) -> None:
-        """New calls wait from now on. Raises CaptureUnreachableError also where, after ``seconds``, a replica does not
-        know it yet, or, in mode ``wait``, calls are still in flight.
+        """New calls wait from now on. Raises CaptureUnreachableError also where, after ``seconds``, a replica has not
+        applied it yet, or, in mode ``wait``, calls are still in flight.
         """
         if mode not in MODES:
             raise InvalidInputError(f"mode {mode!r} is none of {', '.join(MODES)}")
@@ -43,7 +43,7 @@ class Captures:
             if awaited or (mode == "wait" and answer["in_flight"]):
                 raise CaptureUnreachableError(
                     f"after {seconds:g} s {answer['in_flight']} calls of {policy!r} are in flight through {url} "
-                    f"and {awaited} other replicas are not done with the pause"
+                    f"and {awaited} other replicas have not applied the pause"
                 )
 
     def resume(self, policy: str, version: PolicyVersion | None, *, cache_reset: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the topic ``policies`` says of one policy: its newest version and where its epochs forked (rules R1, A4)."""
+"""One policy in the topic ``policies``: its newest version and where its epochs forked (rules R1, A4)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PolicyHistory:
 
     @property
     def forks(self) -> dict[int, int]:
-        """Epoch to the version that it went on from."""
+        """By epoch the version that it was resumed from."""
         return {item.version.epoch: item.resumed_from for item in self.announcements if item.resumed_from is not None}
 
     def adding(self, announcement: PolicyAnnouncement) -> PolicyHistory:
@@ -44,7 +44,7 @@ async def read_history(
     """Everything that is announced now. Raises FatalError where the topic cannot be read in time."""
     found: list[PolicyAnnouncement | None] = []
     stop = asyncio.Event()
-    reader = GlobalTable(clients, settings, POLICIES, lambda _, item: found.append(item), _pass_over)
+    reader = GlobalTable(clients, settings, POLICIES, lambda _, item: found.append(item), _ignore)
     reading = asyncio.create_task(reader.run(stop))
     caught_up = asyncio.create_task(reader.caught_up())
     try:
@@ -61,5 +61,5 @@ async def read_history(
     return history_of(policy, (item for item in found if item is not None))
 
 
-def _pass_over(_key: str, _error: PoisonRecordError) -> None:
-    """A record that is no announcement announces nothing."""
+def _ignore(_key: str, _error: PoisonRecordError) -> None:
+    """An unreadable record announces nothing."""

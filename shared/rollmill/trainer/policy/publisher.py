@@ -1,4 +1,4 @@
-"""`PolicyPublisher`: the trainer's word that every engine has loaded a version (rule R1)."""
+"""`PolicyPublisher`: the trainer announces that every engine has loaded a version (rule R1)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import POLICIES
-from rollmill.trainer.acknowledgement import outgoing
 from rollmill.trainer.event_loop_thread import EventLoopThread
 from rollmill.trainer.policy.capture_client import Captures
 from rollmill.trainer.policy.history import PolicyHistory, read_history
+from rollmill.trainer.producer_records import to_producer_record
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
 
@@ -59,7 +59,7 @@ class PolicyPublisher:
         return self._history.newest or PolicyVersion()
 
     def announce(self, version: PolicyVersion | int) -> PolicyVersion:
-        """Say what the engines hold, e.g. at the start; the newest version again is already said.
+        """Announce what the engines hold, e.g. at the start; announcing the newest version again does nothing.
 
         A plain number is a version of the newest epoch. Raises InvalidInputError for an older version.
         """
@@ -80,10 +80,10 @@ class PolicyPublisher:
         """Announce that all engines have loaded new weights. Raises InvalidInputError unless the version is newer.
 
         With ``load``, a function that makes them do so: ``captures`` are paused, it runs, they are resumed with the new
-        version, and it is announced (rule A12). ``mode``: what becomes of calls in flight (``wait``, for at most
+        version, and it is announced (rule A12). ``mode``: what happens to calls in flight (``wait``, for at most
         ``wait_seconds``; ``keep``; ``abort_resume``). ``cache_reset``: the engines drop their prefix caches with it.
 
-        Where ``load`` fails nobody knows what the engines hold: its error goes through, and captures stay paused until
+        Where ``load`` fails it is unknown what the engines hold: its error is raised, and captures stay paused until
         a second ``update`` or ``release``.
         """
         wanted = self._full(version)
@@ -97,7 +97,7 @@ class PolicyPublisher:
         return self._write(wanted)
 
     def release(self) -> None:
-        """After an update that failed: calls go on, and the engines hold what they held before."""
+        """After an update that failed: calls go on, and the engines hold the version from before it."""
         self._captures.resume(self._policy, None, cache_reset=False)
 
     def resume(self, version: int, epoch: int | None = None) -> PolicyVersion:
@@ -137,7 +137,7 @@ class PolicyPublisher:
         announcement = PolicyAnnouncement(
             policy=self._policy, version=version, resumed_from=resumed_from, run=self._run, at=self._clock.now()
         )
-        self._loop.call(self._writer.write([outgoing(POLICIES, self._policy, announcement, self._settings)]))
+        self._loop.call(self._writer.write([to_producer_record(POLICIES, self._policy, announcement, self._settings)]))
         self._known = self._history.adding(announcement)
         return version
 

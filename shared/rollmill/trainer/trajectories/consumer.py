@@ -1,4 +1,4 @@
-"""The trainer's reading of ``trajectories``, and its words on them. Lives on one event loop."""
+"""The trainer's consumer of ``trajectories``, and the outcomes it writes. Belongs to one event loop."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
 from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
 from rollmill.settings import KafkaSettings
 from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES
-from rollmill.trainer.acknowledgement import outgoing
 from rollmill.trainer.committed_offsets import list_committed
+from rollmill.trainer.producer_records import to_producer_record
 from rollmill.trainer.trajectories.offset_watermark import OffsetWatermark
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
@@ -33,23 +33,23 @@ RETRY_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
-class At(NamedTuple):
-    """Where a record lies."""
+class RecordPosition(NamedTuple):
+    """Partition and offset of a record."""
 
     partition: int
     offset: int
 
 
 @dataclass(frozen=True)
-class Read:
-    """One record."""
+class ReceivedTrajectory:
+    """One decoded record and its position in the log."""
 
-    at: At
+    at: RecordPosition
     trajectory: Trajectory
 
 
 class TrajectoryConsumer:
-    """Reads some partitions; ``writer`` None reads only."""
+    """Reads some partitions. ``writer``: commits outcomes and positions; None: nothing is ever written."""
 
     def __init__(self, settings: KafkaSettings, partitions: Sequence[int], writer: TransactionalWriter | None) -> None:
         self._settings = settings
@@ -58,10 +58,10 @@ class TrajectoryConsumer:
         self._topic = TRAJECTORIES.full_name(settings.prefix)
         self._writer = writer
         self._consumer: AIOKafkaConsumer | None = None
-        self._records: AsyncIterator[Read] | None = None
-        self._pending: asyncio.Task[Read] | None = None
+        self._records: AsyncIterator[ReceivedTrajectory] | None = None
+        self._pending: asyncio.Task[ReceivedTrajectory] | None = None
         self._stop = asyncio.Event()
-        self.places = {number: OffsetWatermark() for number in partitions}
+        self.watermarks = {number: OffsetWatermark() for number in partitions}
         self._open: dict[int, set[int]] = {number: set() for number in partitions}
         self._position = dict.fromkeys(partitions, 0)
 
@@ -69,8 +69,8 @@ class TrajectoryConsumer:
     def is_open(self) -> bool:
         return self._consumer is not None
 
-    async def open(self, places: Mapping[int, OffsetWatermark] | None = None) -> None:
-        """Take over and read from ``places``, else from what is committed, else from the beginning.
+    async def open(self, watermarks: Mapping[int, OffsetWatermark] | None = None) -> None:
+        """Take over and read from ``watermarks``, else from what is committed, else from the beginning.
 
         Raises ConfigurationError where a batcher takes this prefix's trajectories, FatalError without a broker.
         """
@@ -78,17 +78,19 @@ class TrajectoryConsumer:
             if self._writer is not None and not self.is_open:
                 await self._refuse_batcher()
                 await self._writer.start()
-                self.places |= await self._committed(self._writer.transactional_id)
-            self.places |= {number: self.places[number].back_to(place) for number, place in (places or {}).items()}
-            await self._read_again()
+                self.watermarks |= await self._committed(self._writer.transactional_id)
+            self.watermarks |= {
+                number: self.watermarks[number].back_to(watermark) for number, watermark in (watermarks or {}).items()
+            }
+            await self._restart_reading()
             if self._writer is not None:
-                await self._claim(self._writer)
+                await self._commit_position(self._writer)
         except KafkaError as error:
             await refuse_settings(self._settings)
             where = self._settings.bootstrap_servers
             raise FatalError(f"the stream cannot be opened at {where}: {type(error).__name__}: {error}") from error
 
-    async def next(self, timeout_seconds: float | None) -> Read | None:
+    async def next(self, timeout_seconds: float | None) -> ReceivedTrajectory | None:
         """The next record; None once stopped. Raises TimeoutError."""
         if self._pending is None:
             if self._records is None:
@@ -106,27 +108,27 @@ class TrajectoryConsumer:
         found, self._pending = self._pending.result(), None
         return found
 
-    def may_be_finished(self, read: Read) -> bool:
-        """Whether the record may have had its outcomes before a checkpoint was loaded."""
-        return read.at.offset < self.places[read.at.partition].reached
+    def may_be_finished(self, received: ReceivedTrajectory) -> bool:
+        """Whether outcomes of the record may have been written before a checkpoint was loaded."""
+        return received.at.offset < self.watermarks[received.at.partition].reached
 
-    async def finish(self, records: Iterable[At], outcomes: Iterable[TokenDisposition]) -> None:
-        """Outcomes and positions, in one transaction."""
+    async def finish(self, records: Iterable[RecordPosition], outcomes: Iterable[TokenDisposition]) -> None:
+        """Write outcomes and positions, in one transaction."""
         by_partition: dict[int, list[int]] = {}
         for partition, offset in records:
             by_partition.setdefault(partition, []).append(offset)
         after = {
-            number: self.places[number].finishing(offsets, self._open[number], self._position[number])
+            number: self.watermarks[number].finishing(offsets, self._open[number], self._position[number])
             for number, offsets in by_partition.items()
         }
         if self._writer is not None:
             commits = {
-                TopicPartition(self._topic, number): (place.next_offset, place.metadata())
-                for number, place in after.items()
+                TopicPartition(self._topic, number): (watermark.next_offset, watermark.metadata())
+                for number, watermark in after.items()
             }
-            words = [outgoing(OUTCOMES, item.session_id, item, self._settings) for item in outcomes]
-            await self._writer.write(words, commits)
-        self.places |= after
+            written = [to_producer_record(OUTCOMES, item.session_id, item, self._settings) for item in outcomes]
+            await self._writer.write(written, commits)
+        self.watermarks |= after
         for number, offsets in by_partition.items():
             self._open[number].difference_update(offsets)
 
@@ -141,50 +143,53 @@ class TrajectoryConsumer:
 
     async def _refuse_batcher(self) -> None:
         """A batcher's changelog is never empty once it has run."""
-        place = TopicPartition(STATE_BATCHER.full_name(self._settings.prefix), 0)
+        changelog = TopicPartition(STATE_BATCHER.full_name(self._settings.prefix), 0)
         async with self._clients.reading() as consumer:
-            ends = await consumer.end_offsets([place])
-        if ends[place]:
+            ends = await consumer.end_offsets([changelog])
+        if ends[changelog]:
             raise ConfigurationError(
                 f"a batcher takes the trajectories of prefix {self._settings.prefix!r}: one consumer of record is "
                 "allowed; read along with record=False, or use a prefix without a batcher"
             )
 
-    async def _claim(self, writer: TransactionalWriter) -> None:
+    async def _commit_position(self, writer: TransactionalWriter) -> None:
         """Commit the position as it is: a batcher that starts later finds a consumer of record."""
-        places = {
-            TopicPartition(self._topic, n): (place.next_offset, place.metadata()) for n, place in self.places.items()
+        watermarks = {
+            TopicPartition(self._topic, n): (watermark.next_offset, watermark.metadata())
+            for n, watermark in self.watermarks.items()
         }
-        await writer.write([], places)
+        await writer.write([], watermarks)
 
     async def _committed(self, group_id: str) -> dict[int, OffsetWatermark]:
         found = await list_committed(self._clients, group_id, self._topic)
         return {
             number: OffsetWatermark(next_offset=offset, **orjson.loads(metadata or "{}"))
             for number, (offset, metadata) in found.items()
-            if number in self.places
+            if number in self.watermarks
         }
 
-    async def _read_again(self) -> None:
+    async def _restart_reading(self) -> None:
         await self._stop_reading()
         self._consumer = self._clients.consumer(reset="earliest")
         await self._consumer.start()
-        self._consumer.assign([TopicPartition(self._topic, number) for number in self.places])
-        for number, place in self.places.items():
-            self._consumer.seek(TopicPartition(self._topic, number), place.next_offset)
+        self._consumer.assign([TopicPartition(self._topic, number) for number in self.watermarks])
+        for number, watermark in self.watermarks.items():
+            self._consumer.seek(TopicPartition(self._topic, number), watermark.next_offset)
             self._open[number] = set()
-            self._position[number] = place.next_offset
+            self._position[number] = watermark.next_offset
         self._records = self._read(self._consumer)
 
-    async def _read(self, consumer: AIOKafkaConsumer) -> AsyncIterator[Read]:
-        done = {(number, offset) for number, place in self.places.items() for offset in place.done}
+    async def _read(self, consumer: AIOKafkaConsumer) -> AsyncIterator[ReceivedTrajectory]:
+        done = {(number, offset) for number, watermark in self.watermarks.items() for offset in watermark.done}
         while True:
             polled = await without_strays(consumer.getmany(timeout_ms=POLL_MS, max_records=100))
             for record in (record for records in polled.values() for record in records):
                 self._position[record.partition] = record.offset + 1
                 if (record.partition, record.offset) not in done:
                     self._open[record.partition].add(record.offset)
-                    yield Read(At(record.partition, record.offset), await self._decoded(record))
+                    yield ReceivedTrajectory(
+                        RecordPosition(record.partition, record.offset), await self._decoded(record)
+                    )
 
     async def _decoded(self, record: object) -> Trajectory:
         where = f"{self._topic}/{getattr(record, 'partition', '?')} offset {getattr(record, 'offset', '?')}"
@@ -196,12 +201,12 @@ class TrajectoryConsumer:
         return found
 
     async def _content(self, value: bytes | None) -> bytes | None:
-        """The value, wherever it was kept; a storage that is away is asked until it answers."""
+        """The value, from object storage where it is kept there; an unreachable storage is asked until it answers."""
         while True:
             try:
                 return await self._claims.resolve(value)
             except StorageUnreachableError as error:
-                log.warning("trying again in %g s: %s", RETRY_SECONDS, error)
+                log.warning("a large value cannot be read, next try in %g s: %s", RETRY_SECONDS, error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _stop_reading(self) -> None:

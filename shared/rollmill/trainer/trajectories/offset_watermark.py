@@ -1,4 +1,4 @@
-"""How far a partition is done when records are finished out of order. Pure."""
+"""Which records of a partition are finished, when they are finished out of order. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_METADATA = 4000
 
 
 class TooManyGapsError(InvalidInputError):
-    """More is finished above an open offset than a commit can say."""
+    """More offsets are finished above an open one than the commit's metadata has room for."""
 
 
 class OffsetWatermark(Record):
@@ -23,10 +23,11 @@ class OffsetWatermark(Record):
     done: tuple[int, ...] = ()
     """Finished offsets above, ascending."""
     reached: int = 0
-    """Below it records may have been finished by a lineage that was given up."""
+    """Below it records may have been finished by a lineage that was abandoned."""
 
     def finishing(self, offsets: Iterable[int], handed_out: Iterable[int], position: int) -> Self:
-        """With more finished. ``handed_out``: offsets read and not finished before; ``position``: next to be read.
+        """The watermark with more finished offsets. ``handed_out``: offsets read and not finished before; ``position``:
+        next to be read.
 
         Offsets have gaps, so the boundary moves to the first one that is open, else to the position.
         """
@@ -36,7 +37,7 @@ class OffsetWatermark(Record):
         return self.replace(next_offset=boundary, done=tuple(above))
 
     def back_to(self, checkpoint: Self) -> Self:
-        """The checkpoint's place, which knows how far this one had come."""
+        """The checkpoint's watermark, which also keeps how far this one was."""
         return checkpoint.replace(reached=max(self.reached, checkpoint.reached, self.next_offset, *self._after_done()))
 
     def _after_done(self) -> list[int]:

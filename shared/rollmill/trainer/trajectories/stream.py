@@ -1,4 +1,4 @@
-"""`TrajectoryStream`: for trainers that read ``trajectories`` themselves (rule A9), synchronous outside."""
+"""`TrajectoryStream`: for trainers that read ``trajectories`` themselves (rule A9), for synchronous callers."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import TRAJECTORIES
-from rollmill.trainer.acknowledgement import STAGE
 from rollmill.trainer.batches.stream import NoBatch
-from rollmill.trainer.consumer_mode import refuse_other_hand_over
+from rollmill.trainer.consumer_mode import require_consumer_mode
 from rollmill.trainer.event_loop_thread import EventLoopThread
-from rollmill.trainer.trajectories.consumer import At, Read, TrajectoryConsumer
+from rollmill.trainer.producer_records import STAGE
+from rollmill.trainer.trajectories.consumer import ReceivedTrajectory, RecordPosition, TrajectoryConsumer
 from rollmill.trainer.trajectories.offset_watermark import OffsetWatermark, TooManyGapsError
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """A trajectory in the trainer's hands. Finish it by `TrajectoryStream.ack` or `exclude`."""
+    """A trajectory handed to the trainer. Finish it with `TrajectoryStream.ack` or `exclude`."""
 
     trajectory: Trajectory
-    read: Read
-    """Where it lies in the log."""
+    read: ReceivedTrajectory
+    """The record, with its position in the log."""
 
 
 @dataclass(frozen=True)
-class Closing:
-    """Records that are done, and the words on them."""
+class FinishedRecords:
+    """Records that are finished, and their outcomes."""
 
-    records: Sequence[At] = ()
+    records: Sequence[RecordPosition] = ()
     outcomes: Sequence[TokenDisposition] = ()
 
     @classmethod
     def of(cls, parts: Sequence[Self]) -> Self:
         """All of them at once."""
         return cls(
-            [record for part in parts for record in part.records], [word for part in parts for word in part.outcomes]
+            [record for part in parts for record in part.records], [item for part in parts for item in part.outcomes]
         )
 
 
@@ -52,7 +52,7 @@ class TrajectoryStream:
     ``record=True`` is the run's one consumer of record. Each graded training rollout of the policy is handed over once,
     at its first revision; what cannot train (eval, collect, ungraded, another policy) is excluded with its reason and
     never handed over. `ack` and `exclude` write outcomes and position in one transaction, in any order. Starting a
-    second consumer of a rank fences the first, be it a `BatchStream`. The setting `hand_over` has to say
+    second consumer of a rank fences the first, also a `BatchStream`. The setting `hand_over` has to be
     ``trajectories``; where a batcher has run all the same, opening is refused, and no batcher starts once this is open.
 
     ``record=False`` reads along: every record, every revision, and nothing is ever written.
@@ -77,17 +77,17 @@ class TrajectoryStream:
         if not 0 <= rank < world_size <= count:
             raise ConfigurationError(f"rank {rank} of {world_size}: at most {count} ranks, counted from 0, can read")
         if record:
-            refuse_other_hand_over(self._settings, "trajectories", "TrajectoryStream")
+            require_consumer_mode(self._settings, "trajectories", "TrajectoryStream")
         self._policy, self._record, self._timeout = policy, record, timeout
         self._clock = clock or SystemClock()
         name = f"{self._settings.prefix}trainer.{rank}"
         timeout_ms = self._settings.transaction_timeout_ms
         writer = TransactionalWriter(KafkaClients(self._settings), name, timeout_ms) if record else None
-        self._session = TrajectoryConsumer(self._settings, range(rank, count, world_size), writer)
+        self._consumer = TrajectoryConsumer(self._settings, range(rank, count, world_size), writer)
         self._loop = EventLoopThread(f"rollmill-trajectories-{rank}")
-        self._handed: dict[int, Rollout] = {}
-        self._passed: list[Closing] = []
-        """What cannot train and came while a rollout was in hand: finished with the next word on one."""
+        self._open_rollouts: dict[int, Rollout] = {}
+        self._deferred: list[FinishedRecords] = []
+        """What cannot train and came while rollouts were open: committed when one of them is finished."""
 
     def __enter__(self) -> Self:
         return self
@@ -110,10 +110,10 @@ class TrajectoryStream:
             read = self._next(wait)
             if read is None:
                 return
-            if self._is_handed_over(read):
+            if self._accept(read):
                 rollout = Rollout(read.trajectory, read)
                 if self._record:
-                    self._handed[id(rollout)] = rollout
+                    self._open_rollouts[id(rollout)] = rollout
                 yield rollout
 
     def ack(self, rollouts: Sequence[Rollout]) -> None:
@@ -130,66 +130,70 @@ class TrajectoryStream:
 
     def stop(self) -> None:
         """End `trajectories`, also while it waits. May be called from any thread."""
-        self._loop.soon(self._session.stop)
+        self._loop.soon(self._consumer.stop)
 
     def close(self) -> None:
         """End everything. What is not finished stays so. A second call does nothing."""
         if self._loop.running:
-            self._loop.call(self._session.close())
+            self._loop.call(self._consumer.close())
         self._loop.close()
 
     def state_dict(self) -> dict[str, Any]:
         """What is finished by partition, plain JSON values, to be kept in the trainer's checkpoint."""
         self._open()
-        places = {str(number): place.model_dump(mode="json") for number, place in self._session.places.items()}
-        return {"run": self._settings.run, "places": places}
+        watermarks = {
+            str(number): watermark.model_dump(mode="json") for number, watermark in self._consumer.watermarks.items()
+        }
+        return {"run": self._settings.run, "places": watermarks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint; it beats the committed position. Rollouts in hand become void.
+        """Continue from a checkpoint; it wins over the committed position. Open rollouts become void.
 
-        What was finished since the checkpoint and comes again is taken back in ``outcomes`` when it is finished again:
-        the ledger counts the last word. Raises ConfigurationError for a state of another run or rank, or of something
-        else.
+        What was finished since the checkpoint and comes again is reopened in ``outcomes`` when it is finished again:
+        the ledger counts the last outcome. Raises ConfigurationError for a state of another run or rank, or of
+        something else.
         """
         if state.get("run") != self._settings.run:
             raise ConfigurationError(f"the state belongs to run {state.get('run')!r}, not {self._settings.run!r}")
-        places = _places(state)
-        if set(places) != set(self._session.places):
-            raise ConfigurationError(f"the state is of partitions {sorted(places)}: another rank or number of ranks")
-        self._handed.clear()
-        self._passed.clear()
-        self._loop.call(self._session.open(places))
+        watermarks = _watermarks(state)
+        if set(watermarks) != set(self._consumer.watermarks):
+            raise ConfigurationError(
+                f"the state is of partitions {sorted(watermarks)}: another rank or number of ranks"
+            )
+        self._open_rollouts.clear()
+        self._deferred.clear()
+        self._loop.call(self._consumer.open(watermarks))
 
     def _open(self) -> None:
-        if not (self._session.is_open or self._loop.closed):
-            self._loop.call(self._session.open())
+        if not (self._consumer.is_open or self._loop.closed):
+            self._loop.call(self._consumer.open())
 
-    def _next(self, wait: float | None) -> Read | None:
+    def _next(self, wait: float | None) -> ReceivedTrajectory | None:
         try:
-            return self._loop.call(self._session.next(wait))
+            return self._loop.call(self._consumer.next(wait))
         except TimeoutError:
             raise NoBatch(
-                f"no trajectory in {wait:g} s; {len(self._handed)} are handed over and not finished"
+                f"no trajectory in {wait:g} s; {len(self._open_rollouts)} are handed over and not finished"
             ) from None
 
-    def _is_handed_over(self, read: Read) -> bool:
-        """What the consumer of record does not hand over is finished here."""
+    def _accept(self, read: ReceivedTrajectory) -> bool:
+        """Whether to hand it over; what the consumer of record does not hand over is finished here."""
         if not self._record:
             return True
         trajectory = read.trajectory
         if trajectory.revision:
-            self._pass(Closing([read.at]))
+            self._defer(FinishedRecords([read.at]))
             return False
         reason = self._cannot_train(trajectory)
         if reason is not None:
-            self._pass(Closing([read.at], [*self._reopened([read]), *self._excluded(trajectory, reason)]))
+            self._defer(FinishedRecords([read.at], [*self._reopened([read]), *self._excluded(trajectory, reason)]))
         return reason is None
 
-    def _pass(self, closing: Closing) -> None:
-        """A commit has room for few finished offsets above an open one, so these wait while there is one."""
-        self._passed.append(closing)
-        if not self._handed:
-            self._close_with_passed(Closing())
+    def _defer(self, finished: FinishedRecords) -> None:
+        """A commit has room for few finished offsets above an open one, so these wait while a rollout is open."""
+        self._deferred.append(finished)
+        if not self._open_rollouts:
+            self._commit_with_deferred(FinishedRecords())
 
     def _cannot_train(self, trajectory: Trajectory) -> str | None:
         if trajectory.spec.policy != self._policy:
@@ -198,37 +202,37 @@ class TrajectoryStream:
             return trajectory.spec.purpose.value
         return None if trajectory.graded else f"ungraded:{trajectory.ungraded_reason or 'unknown'}"
 
-    def _reopened(self, reads: Iterable[Read]) -> Iterator[TokenDisposition]:
-        """Takes back what a lineage that was given up may have said of records that came again (rule L3)."""
+    def _reopened(self, reads: Iterable[ReceivedTrajectory]) -> Iterator[TokenDisposition]:
+        """Takes back outcomes that an abandoned lineage may have written for records that came again (rule L3)."""
         for read in reads:
-            if self._session.may_be_finished(read):
+            if self._consumer.may_be_finished(read):
                 for trace in read.trajectory.traces:
                     yield from self._outcomes(read.trajectory, trace, Disposition.REOPENED, None)
 
-    def _close_with_passed(self, closing: Closing) -> None:
+    def _commit_with_deferred(self, finished: FinishedRecords) -> None:
         try:
-            self._close(Closing.of([closing, *self._passed]))
+            self._commit(FinishedRecords.of([finished, *self._deferred]))
         except TooManyGapsError:
-            if not closing.records:
+            if not finished.records:
                 raise
-            self._close(closing)  # the others wait on
+            self._commit(finished)  # the deferred ones wait
         else:
-            self._passed.clear()
+            self._deferred.clear()
 
-    def _close(self, closing: Closing) -> None:
-        self._loop.call(self._session.finish(closing.records, closing.outcomes))
+    def _commit(self, finished: FinishedRecords) -> None:
+        self._loop.call(self._consumer.finish(finished.records, finished.outcomes))
 
     def _finish(self, rollouts: Sequence[Rollout], outcomes: Sequence[TokenDisposition]) -> None:
         if not self._record:
-            raise InvalidInputError("this stream reads along (record=False) and writes nothing")
-        unknown = [each for each in rollouts if id(each) not in self._handed]
+            raise InvalidInputError("this stream only reads (record=False) and writes nothing")
+        unknown = [each for each in rollouts if id(each) not in self._open_rollouts]
         if unknown:
             session = unknown[0].trajectory.session_id
-            raise InvalidInputError(f"session {session} is not open: it is finished, or the stream was moved since")
+            raise InvalidInputError(f"session {session} is not open: it is finished, or a checkpoint was loaded since")
         reads = [each.read for each in rollouts]
-        self._close_with_passed(Closing([read.at for read in reads], [*self._reopened(reads), *outcomes]))
+        self._commit_with_deferred(FinishedRecords([read.at for read in reads], [*self._reopened(reads), *outcomes]))
         for each in rollouts:
-            self._handed.pop(id(each), None)
+            self._open_rollouts.pop(id(each), None)
 
     def _trained(self, trajectory: Trajectory) -> Iterator[TokenDisposition]:
         for trace in trajectory.traces:
@@ -257,8 +261,8 @@ class TrajectoryStream:
             )
 
 
-def _places(state: dict[str, Any]) -> dict[int, OffsetWatermark]:
+def _watermarks(state: dict[str, Any]) -> dict[int, OffsetWatermark]:
     try:
-        return {int(number): OffsetWatermark.model_validate(place) for number, place in state["places"].items()}
+        return {int(number): OffsetWatermark.model_validate(value) for number, value in state["places"].items()}
     except (KeyError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"this is no state of a trajectory stream: {error}") from error

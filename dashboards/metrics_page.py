@@ -15,9 +15,11 @@ Every service serves its metrics in Prometheus' text format on `/metrics` of its
 writes nothing, one per prefix is enough, and `--every` says how often it looks (15 s).
 
 Every series has two more labels: `component`, who exports it, and `prefix`, the topics' prefix of its run, so that
-several runs share a Prometheus. Where the values of a label are known they are exported as 0 from the start. No label
-holds ids of sessions, groups or calls. Where users choose the values (names of evaluators or policies, reasons of
-producers) a metric keeps {most} series apart, and the rest is `other`.
+several runs share a Prometheus. Where the values of a label are known they are exported as 0 from the start: a rate
+shows nothing of what was counted before the first scrape of a series. Your own evaluators are known where
+`ROLLMILL_EVALUATOR_CONCURRENCY_OF` names them. No label holds ids of sessions, groups or calls. Where users choose the
+values (names of evaluators or policies, reasons of producers) a metric keeps {most} series apart, and the rest is
+`other`.
 
 A metric that is not listed here cannot be exported: in tests it is an error, in a service the measurement is dropped,
 logged once and counted in `rollmill_undeclared_metrics_total`. The trainer needs no exporter: what it trained is on the

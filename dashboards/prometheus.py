@@ -17,6 +17,7 @@ from rollmill.errors import FatalError
 from rollmill.runtime.supervisor import free_port
 
 READY_SECONDS = 30.0
+SEEN_SECONDS = 60.0
 STOP_SECONDS = 20.0
 
 
@@ -46,6 +47,18 @@ class Prometheus:
     async def up(self) -> dict[str, float]:
         """By job, whether its last scrape worked: 1 or 0."""
         return {series.labels["job"]: series.points[-1][1] for series in await self.newest("up")}
+
+    async def until(self, expr: str, series: int = 1) -> list[Series]:
+        """Return once ``expr`` has so many series. Raises FatalError where it never does."""
+        try:
+            async with asyncio.timeout(SEEN_SECONDS):
+                while True:
+                    found = await self.newest(expr)
+                    if len(found) >= series:
+                        return found
+                    await asyncio.sleep(0.1)
+        except TimeoutError as error:
+            raise FatalError(f"in {SEEN_SECONDS:g} s Prometheus has not seen {series} series of {expr}") from error
 
     async def _ask(self, what: str, asked: Mapping[str, str]) -> list[dict[str, Any]]:
         answer = (await self.http.get(f"/api/v1/{what}", params=dict(asked))).json()

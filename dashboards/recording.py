@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,9 @@ class Recording:
     """``host:port`` of each component."""
     played: Played
     start: float
+    """Before the first scrapes, which are before the run: rates are of what came after a counter's first scrape."""
     end: float
-    """Seconds since the epoch."""
+    """After the last scrapes. Both are seconds since the epoch."""
 
     def variables(self, rate_seconds: int = RATE_SECONDS) -> dict[str, str]:
         """Grafana's variables, as for this run."""
@@ -58,9 +59,7 @@ class Recording:
 
 
 @asynccontextmanager
-async def recorded(
-    program: str, directory: Path, options: Options, display: Display, seconds_after: float = 3.0
-) -> AsyncIterator[Recording]:
+async def recorded(program: str, directory: Path, options: Options, display: Display) -> AsyncIterator[Recording]:
     """Play the demo with ``options`` and hand over what Prometheus (``program``) recorded of it."""
     use_one_thread()
     model = asyncio.create_task(asyncio.to_thread(warm_start, options.seed))
@@ -72,11 +71,29 @@ async def recorded(
         engine = {"weights": str(file), "seed": str(options.seed), "sabotage": options.sabotage.value}
         async with running_pipeline(settings, directory, engine, display.say) as pipeline:
             targets = await _targets(pipeline.supervisor, settings, display.say)
+            start = time.time()
             async with running_prometheus(program, directory / "prometheus", targets, SCRAPE_SECONDS) as prometheus:
-                start = time.time()
+                await _scraped(prometheus, targets, start)  # it takes Prometheus seconds to begin
                 played = await Loop(options, settings, pipeline, from_bytes(weights), display).play()
-                await asyncio.sleep(seconds_after)  # the last scrapes
+                await _scraped(prometheus, targets, await _looked(prometheus, settings.prefix, time.time()))
                 yield Recording(prometheus, settings.prefix, targets, played, start, time.time())
+
+
+async def _scraped(prometheus: Prometheus, targets: Collection[str], since: float) -> None:
+    """Return once every target has answered a scrape that began after ``since``."""
+    await prometheus.until(f"up == 1 and timestamp(up) > {since}", len(targets))
+
+
+async def _looked(prometheus: Prometheus, prefix: str, since: float) -> float:
+    """When the first look of the ledger's exporter that began after ``since`` had ended.
+
+    What it exports is when a look ended, so the first end after ``since`` may be of a look that began before.
+    """
+    ended = f'rollmill_ledger_looked_timestamp_seconds{{prefix="{prefix}"}}'
+    for _ in range(2):
+        (seen,) = await prometheus.until(f"{ended} > {since}")
+        since = seen.points[0][1]
+    return since
 
 
 def _settings(options: Options, bootstrap_servers: str) -> KafkaSettings:

@@ -8,6 +8,8 @@ import httpx
 from relay.agents import Session, Transcript
 from relay.sabotage import Sabotage
 
+EVALUATOR = "relay.evaluator:RelayEvaluator"
+
 
 @dataclass(frozen=True)
 class CaptureSessions:
@@ -36,7 +38,7 @@ class CaptureSessions:
             "group_id": group,
             "group_size": self.group_size,
             "builder": {"strategy": "prefix_merging"},
-            "evaluators": [{"strategy": "relay.evaluator:RelayEvaluator", "config": grader}],
+            "evaluators": [{"strategy": EVALUATOR, "config": grader}],
         }
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Everything that the demo starts: Kafka, the five services, the engine."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from relay.capture_sessions import EVALUATOR
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.supervisor import Program, Supervisor, free_port, running_services
 from rollmill.settings import KafkaSettings
@@ -18,6 +20,7 @@ GROUP_SIZE = 8
 GROUPS_AT_ONCE = 5
 MAX_STALENESS = 2
 STEPS_AHEAD = 1
+EVALUATIONS_AT_ONCE = 32
 
 ENGINE = "engine"
 _READY_SECONDS = 60.0
@@ -83,6 +86,7 @@ def _environment(upstream: str, capture_port: int, ranks: int) -> dict[str, str]
         "ROLLMILL_STEPS_AHEAD": str(STEPS_AHEAD),
         "ROLLMILL_WORLD_SIZE": str(ranks),
         "ROLLMILL_MICRO_BATCH_TOKENS": "1024",
+        "ROLLMILL_EVALUATOR_CONCURRENCY_OF": json.dumps({EVALUATOR: EVALUATIONS_AT_ONCE}),  # a name to count from 0
     }
 
 

@@ -21,6 +21,8 @@ from rollmill_batcher.groups.group import CLOSED
 from rollmill_batcher.steps.cut_metrics import LARGEST_STALENESS, LENGTH_BOUNDS
 from rollmill_capture.upstream.formats.parser_failures import EMPTY_ARGUMENTS, NOT_PARSED
 from rollmill_capture.upstream.formats.token_id_request import EngineKind
+from rollmill_evaluator.settings import EvaluatorSettings
+from rollmill_evaluator.worker import begin_counting
 
 ROOT = Path(__file__).parents[2]
 MEASURES = re.compile(r"metrics\.(count|gauge|observe)\(\s*\"([a-z_]+)\"")
@@ -43,6 +45,17 @@ def test_everything_known_beforehand_is_exported_as_zero_from_the_start(componen
         name = metric.full_name + ("_count" if metric.kind is Kind.HISTOGRAM else "")
         for labels in metric.known():
             assert {**common, **labels} in found[name], metric.name
+
+
+def test_evaluators_that_the_process_knows_are_exported_as_zero_before_the_first_evaluation() -> None:
+    metrics = Metrics("evaluator")
+    begin_counting(metrics, EvaluatorSettings(evaluator_concurrency_of={"mine.grading:Grader": 4}))
+    for name, is_known in (("reported", True), ("mine.grading:Grader", True), ("external", False)):
+        timed = metrics.registry.get_sample_value("rollmill_evaluation_seconds_count", {"evaluator": name})
+        labels = {"evaluator": name, "verdict": "graded"}
+        assert [timed, metrics.registry.get_sample_value("rollmill_evaluations_total", labels)] == (
+            [0, 0] if is_known else [None, None]
+        )
 
 
 @pytest.mark.parametrize("component", COMPONENTS)

@@ -12,6 +12,8 @@ from rollmill.errors import ConfigurationError
 from rollmill.runtime.app import ServiceContext
 from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.strategies import EvaluationContext, ResourceClass, evaluator_registry
+from rollmill.runtime.telemetry.catalogue.services import VERDICTS
+from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
 from rollmill_evaluator.consumer.concurrent_consumer import ConcurrentConsumer, run_member
 from rollmill_evaluator.delivery.record_handler import PublishEvaluation, RecordHandler
@@ -34,6 +36,7 @@ async def work(context: ServiceContext) -> None:
     if not isinstance(settings, EvaluatorSettings):
         raise ConfigurationError(f"the evaluator needs EvaluatorSettings, not {type(settings).__name__}")
     grader = Grader(evaluator_registry(), settings.limits, context.clock, evaluation_context(settings))
+    begin_counting(context.metrics, settings)
     async with asyncio.TaskGroup() as members:
         for resource_class in settings.resource_classes:
             members.create_task(_run_class(context, settings, grader, resource_class))
@@ -64,6 +67,16 @@ async def _run_class(
         labels={"reads": resource_class.label},
     )
     await run_member(consumer, context, f"{MEMBER} {resource_class.label}")
+
+
+def begin_counting(metrics: Metrics, settings: EvaluatorSettings) -> None:
+    """Evaluators that are registered, or named in the settings, are counted from 0."""
+    registry = evaluator_registry()
+    registered = {name for name in registry.names if registry.find(name).answered_here}
+    for name in sorted(registered | set(settings.evaluator_concurrency_of)):
+        metrics.begin("evaluation_seconds", evaluator=name)
+        for verdict in VERDICTS:
+            metrics.begin("evaluations", evaluator=name, verdict=verdict)
 
 
 def group_id(prefix: str, resource_class: ResourceClass) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
-from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.conn import AIOKafkaConnection, collect_hosts
 from aiokafka.errors import (
     IllegalSaslStateError,
     KafkaError,
@@ -47,12 +48,27 @@ async def refuse_settings(settings: KafkaSettings) -> None:
 async def _ask(host: str, port: int, **options: Any) -> Exception | None:
     """What comes of TLS, SASL and a first request; None: they are answered."""
     try:
-        async with asyncio.timeout(SECONDS):
-            connection = await create_conn(host, port, request_timeout_ms=4000, **options)
+        async with _connected(host, port, **options):
+            return None
     except (OSError, KafkaError) as error:
         return error
-    await asyncio.wait((connection.close(),), timeout=CLOSING_SECONDS)
-    return None
+
+
+@asynccontextmanager
+async def _connected(host: str, port: int, **options: Any) -> AsyncIterator[AIOKafkaConnection]:
+    """A connection that is closed at the end, refused or not.
+
+    aiokafka's own ``create_conn`` lets go of a refused one while its TLS still waits for the broker's farewell.
+    """
+    connection = AIOKafkaConnection(host, port, request_timeout_ms=4000, **options)
+    try:
+        async with asyncio.timeout(SECONDS):
+            await connection.connect()
+        yield connection
+    finally:
+        farewell = connection.close()
+        if connection._protocol is not None:  # noqa: SLF001  # None: nothing was opened, and the future never ends
+            await asyncio.wait((farewell,), timeout=CLOSING_SECONDS)
 
 
 def _told(answer: Exception | None, settings: KafkaSettings) -> str | None:
@@ -107,12 +123,8 @@ def _plain(protocol: str) -> Literal["SSL", "PLAINTEXT"]:
 async def _wants_user(host: str, port: int, options: dict[str, Any]) -> str | None:
     """A listener without SASL does not take the request that begins it."""
     try:
-        async with asyncio.timeout(SECONDS):
-            connection = await create_conn(host, port, request_timeout_ms=4000, **options)
-            try:
-                reply = await connection.send(SaslHandShakeRequest("SCRAM-SHA-512"))
-            finally:
-                await asyncio.wait((connection.close(),), timeout=CLOSING_SECONDS)
+        async with _connected(host, port, **options) as connection:
+            reply = await connection.send(SaslHandShakeRequest("SCRAM-SHA-512"))
     except (OSError, KafkaError):
         return None
     if reply.error_code not in (NoError.errno, UnsupportedSaslMechanismError.errno):

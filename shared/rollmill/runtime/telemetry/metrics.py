@@ -41,6 +41,13 @@ class Metrics:
         self._complained: set[str] = set()
         self._known = {name: _Known(metric, self.registry) for name, metric in metrics_of(component).items()}
 
+    def begin(self, name: str, **labels: str) -> None:
+        """Export a series as 0 from now on, where the process knows a label's value before it measures anything.
+
+        A rate shows nothing of what was counted before the first scrape of a series.
+        """
+        self._known[name].series(labels)
+
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         self._measure(Kind.COUNTER, name, amount, labels)
 

@@ -9,6 +9,7 @@ CAPTURE, EVALUATOR, LEDGER = "capture", "evaluator", "ledger"
 _POLICY = Label("policy", free=True)
 _READS = Label("reads")
 _STRATEGY = Label("evaluator", free=True)
+VERDICTS = ("graded", "not_graded")
 FATES = ("trained", "excluded", "dead_lettered", "pending")
 LENGTHS = ("to_256", "to_1024", "to_4096", "to_16384", "to_65536", "above_65536")
 
@@ -112,7 +113,7 @@ EVALUATOR_METRICS = (
         "evaluations",
         "Evaluations given, by strategy.",
         _STRATEGY,
-        Label("verdict", ("graded", "not_graded")),
+        Label("verdict", VERDICTS),
     ),
     _seconds(EVALUATOR, "evaluation_seconds", "Time of an evaluation, by strategy.", _STRATEGY),
     _count(EVALUATOR, "evaluator_records", "records", "Records finished, by group of readers.", _READS),

@@ -11,9 +11,9 @@ from rollmill.codec import JSON
 from rollmill.errors import ConfigurationError
 from rollmill.runtime.app import ServiceContext
 from rollmill.runtime.claim_check import ClaimCheck
-from rollmill.strategies import EvaluationContext, ResourceClass, evaluator_registry
 from rollmill.runtime.telemetry.catalogue.services import VERDICTS
 from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.strategies import EvaluationContext, ResourceClass, evaluator_registry
 from rollmill.topics import BUILT, EVALUATIONS, partition_of
 from rollmill_evaluator.consumer.concurrent_consumer import ConcurrentConsumer, run_member
 from rollmill_evaluator.delivery.record_handler import PublishEvaluation, RecordHandler

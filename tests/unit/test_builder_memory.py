@@ -209,10 +209,10 @@ def test_a_closed_session_is_forgotten_once_that_is_committed() -> None:
 
 
 @pytest.mark.parametrize("limit", [1 << 40, 100_000])
-def test_a_rollback_restores_the_book(limit: int) -> None:
+def test_a_rollback_restores_the_sizes(limit: int) -> None:
     run = task(memory_bytes=limit)
     feed(run, interleaved(5))
-    book = dict(memory(run)._sizes)
+    sizes = dict(memory(run)._sizes)
     *_, last = session("s1", 1001.0)
     assert isinstance(last, CompletionRecord)
     attempt(run, last.replace(completion_id="more", ended_at=2000.0))
@@ -220,10 +220,10 @@ def test_a_rollback_restores_the_book(limit: int) -> None:
     assert "s9:1" in memory(run)._sizes
     run.state.rollback()
     run.local.rolled_back(run.state)
-    assert memory(run)._sizes.keys() == book.keys()
+    assert memory(run)._sizes.keys() == sizes.keys()
     assert memory(run).used_bytes == sum(memory(run)._sizes.values())
-    if limit > sum(book.values()):
-        assert memory(run)._sizes == book
+    if limit > sum(sizes.values()):
+        assert memory(run)._sizes == sizes
     run.punctuate(10_000.0)
     feed(run, closings(5))
     assert memory(run).used_bytes == 0

@@ -29,7 +29,7 @@ from rollmill.ops.ledger import read_balance, settled_balance
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
 from rollmill.settings import KafkaSettings
-from rollmill.testing.http.stub_http_server import Reply, stub_http_server
+from rollmill.testing.http.stub_http_server import StubReply, stub_http_server
 from rollmill.testing.processes import ServiceProcess, free_port, service_process
 from rollmill.testing.topic_log import produce, read
 from rollmill.topics import BUILT, COMPLETIONS, CUTS, DEAD_LETTERS, EVALUATIONS, TRAJECTORIES
@@ -140,7 +140,7 @@ class Run:
             "ROLLMILL_SPOOL_AFTER_SECONDS": "0.5",
         }
         async with service_process("rollmill_capture", environment) as process:
-            await process.says(b"capture listens")
+            await process.wait_for_log(b"capture listens")
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT) as http:
                 yield process, http
 
@@ -159,7 +159,7 @@ class Run:
         }
 
 
-def engine_reply(turn: int) -> Reply:
+def engine_reply(turn: int) -> StubReply:
     """The reply of `calls` to that turn, as vLLM gives it."""
     call = calls("any", 0.0)[turn]
     (choice,) = call["choices"]
@@ -178,7 +178,7 @@ def engine_reply(turn: int) -> Reply:
         ],
         "usage": {"prompt_tokens": len(call["prompt_ids"]), "completion_tokens": TOKENS},
     }
-    return Reply(body=json.dumps(body).encode())
+    return StubReply(body=json.dumps(body).encode())
 
 
 async def call(http: httpx.AsyncClient, member: int, turn: int) -> None:
@@ -211,7 +211,7 @@ async def first(run: Run, kafka: EmbeddedKafka) -> None:
         assert held.total.pending == held.total.captured > 0
         await kafka.kill()
         await each_calls(http, 1)
-        await capture.killed()
+        await capture.kill()
     await kafka.start()
 
 
@@ -227,7 +227,7 @@ async def second(run: Run) -> None:
         await produce(run.settings, EVALUATIONS, [evaluation(member) for member in range(MEMBERS)])
         trained = await asyncio.to_thread(train, run.settings)
         assert trained == CAPTURED
-        assert await capture.stopped() == 0
+        assert await capture.stop() == 0
 
 
 def evaluation(member: int) -> tuple[str, bytes]:

@@ -340,7 +340,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(commands=st.lists(COMMANDS, min_size=1, max_size=5))
     def leave_a_commit_in_doubt(self, commands: list[str]) -> None:
-        self.strike_at_work("commit", Fault.ANSWER_LOST, commands)
+        self.strike_at_work("commit", LinkFault.ANSWER_LOST, commands)
 
     @precondition(lambda self: self.cluster.alive())
     @rule(data=st.data(), what=st.sampled_from(["kill", "cut", "cut", "mend", "mend", "drain"]))

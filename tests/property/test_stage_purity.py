@@ -14,7 +14,7 @@ from rollmill.strategies import builder_registry
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import Reply, sample_trace, sample_trajectory
 from rollmill.testing.simulation import deliver
-from rollmill.testing.simulation.strategies import tries, worlds
+from rollmill.testing.simulation.strategies import examples, worlds
 from rollmill.topics import BUILT, COMPLETIONS, EVALUATIONS, POLICIES, TRAJECTORIES
 from rollmill_batcher.groups.config import BatcherConfig, GroupRules, Learning
 from rollmill_batcher.stage import BatcherStage
@@ -25,7 +25,7 @@ from rollmill_reward_merger.stage import RewardMergerStage
 from rollmill_reward_merger.timers import Windows
 
 TASKS = 2
-TRIES = tries(60, share=5)
+TRIES = examples(60, share=5)
 
 
 def frozen(value: Any, seen: frozenset[int] = frozenset()) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.strategies import evaluator_registry
-from rollmill_evaluator.grading import Grader, wire
+from rollmill_evaluator.grading import Grader, encode_evaluation
 from rollmill_evaluator.settings import EvaluatorSettings
 
 
@@ -22,7 +22,7 @@ class ReplayGrader:
         return await self.grader.grade(trajectory, digest, spec)
 
     def encode(self, evaluation: Evaluation, limit: int) -> bytes:
-        return wire(evaluation, limit)
+        return encode_evaluation(evaluation, limit)
 
 
 def replay_grader(settings: EvaluatorSettings) -> ReplayGrader:

@@ -62,8 +62,8 @@ class BatcherSettings(ServiceSettings):
     world_size: PositiveInt = 1
     """Data-parallel ranks: partitions of ``batches`` that are written. `rollmill batches return` changes it later."""
     returnable_steps: NonNegativeInt = 0
-    """Acknowledged steps whose groups stay in the state, so that a checkpoint before them can be loaded by another
-    number of ranks. The groups of steps that are not acknowledged always stay."""
+    """Number of acknowledged steps that keep their groups in the state, so that a checkpoint before them can be loaded
+    by another number of ranks. Steps that are not acknowledged always keep them."""
     micro_batch_tokens: PositiveInt = 16384
     """Largest number of tokens of a micro-batch. A longer trace is excluded as ``too_large``."""
     advantage: str = "grpo"

@@ -1,9 +1,9 @@
 """From the message of a step to tensors: 256 long-tailed traces of at most 32,768 tokens, padded and packed.
 
-Ours starts at the bytes as they lie in the log, header and checks included. The contenders start at what costs them
+Ours starts at the bytes as they are in the log, header and checks included. The contenders start at what costs them
 least: Python lists for the per-row filling, finished tensors per trace for `pad_sequence`, finished arrays for the
 memcpy. All make the same values per token. They take turns, so that what else runs on the machine meets all alike, and
-figures are of the fastest round of each. Our padding of zeros is memory that nobody has touched yet, and the memcpy
+figures are of the fastest round of each. Our padding of zeros is memory that was never touched, and the memcpy
 writes it; in the packed layout, which has no padding, both write the same.
 """
 

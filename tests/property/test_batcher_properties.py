@@ -66,8 +66,10 @@ def batches(task: Task) -> list[PackedBatch]:
 def outputs(task: Task) -> list[object]:
     """Everything that went out, but for the input positions, which say how records arrived."""
     cuts = [emit.value.replace(positions={}) for emit in task.of(CUTS) if isinstance(emit.value, Cut)]
-    words = sorted(emit.value.outcome_id for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition))
-    return [*(emit.value for emit in task.of(BATCHES)), *cuts, *words]
+    dispositions = sorted(
+        emit.value.outcome_id for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)
+    )
+    return [*(emit.value for emit in task.of(BATCHES)), *cuts, *dispositions]
 
 
 versions = st.integers(0, 3).map(lambda version: PolicyVersion(0, version))
@@ -120,9 +122,9 @@ def test_every_token_is_trained_excluded_or_waits(
     task = run(config_of(world_size=world_size, tokens=tokens, **chosen), members)
     found = batches(task)
     trained = sum(int(batch.loss_mask.sum()) for batch in found)
-    words = [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
+    dispositions = [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
     waiting = [member for group in waiting_groups(task.state) for member in group.members]
-    assert trained + sum(word.tokens for word in words) + sampled(waiting) == sampled(members)
+    assert trained + sum(each.tokens for each in dispositions) + sampled(waiting) == sampled(members)
     assert trained == sum(unit.tokens for row in (found[0].header.table if found else ()) for unit in row.units)
     assert found == [] or trained == found[0].header.denominators.tokens
 

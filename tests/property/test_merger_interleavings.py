@@ -23,7 +23,7 @@ Step = tuple[Topic, Record]
 
 @dataclass(frozen=True)
 class Log:
-    """What lies in the two input partitions, in their order."""
+    """The records of the two input partitions, in their order."""
 
     built: list[Trajectory]
     evaluations: list[Evaluation]
@@ -61,19 +61,19 @@ def logs(draw: st.DrawFn) -> Log:
         )
         for name in draw(st.permutations(SESSIONS))
     ]
-    said = draw(st.lists(st.sampled_from(SESSIONS).flatmap(evaluations), max_size=10))
-    return Log(built, said)
+    given = draw(st.lists(st.sampled_from(SESSIONS).flatmap(evaluations), max_size=10))
+    return Log(built, given)
 
 
 def interleaved(log: Log, built_first: list[bool]) -> list[Step]:
     built: list[Step] = [(BUILT, record) for record in log.built]
-    said: list[Step] = [(EVALUATIONS, record) for record in log.evaluations]
+    evaluated: list[Step] = [(EVALUATIONS, record) for record in log.evaluations]
     steps: list[Step] = []
     for choice in built_first:
-        queue = built if choice else said
+        queue = built if choice else evaluated
         if queue:
             steps.append(queue.pop(0))
-    return [*steps, *built, *said]
+    return [*steps, *built, *evaluated]
 
 
 def run(steps: list[Step]) -> MemoryTask[StateValue]:
@@ -133,14 +133,14 @@ NUMBERS = st.floats(-1e30, 1e30)
     st.randoms(use_true_random=False),
 )
 def test_the_reward_does_not_depend_on_who_spoke_first(
-    rule: RewardRule, words: list[tuple[float, float | None, float]], random: Random
+    rule: RewardRule, grades: list[tuple[float, float | None, float]], random: Random
 ) -> None:
-    names = [f"judge-{number}" for number in range(len(words))]
+    names = [f"judge-{number}" for number in range(len(grades))]
     specs = tuple(
-        EvaluatorSpec(strategy="judge", name=name, weight=word[2]) for name, word in zip(names, words, strict=True)
+        EvaluatorSpec(strategy="judge", name=name, weight=grade[2]) for name, grade in zip(names, grades, strict=True)
     )
     built = trajectory("s1", [], rule).replace(spec=SessionSpec(evaluators=specs, reward_rule=rule))
-    said = [
+    evaluated = [
         Evaluation(
             evaluation_id=f"of-{name}",
             session_id="s1",
@@ -148,11 +148,11 @@ def test_the_reward_does_not_depend_on_who_spoke_first(
             outcome_reward=outcome,
             turn_rewards=None if turn is None else ((turn, None), None),
         )
-        for name, (outcome, turn, _) in zip(names, words, strict=True)
+        for name, (outcome, turn, _) in zip(names, grades, strict=True)
     ]
-    one = merge(built, said)
-    random.shuffle(said)
-    assert one.traces == merge(built, said).traces
+    one = merge(built, evaluated)
+    random.shuffle(evaluated)
+    assert one.traces == merge(built, evaluated).traces
 
 
 def _revision(value: object) -> int | None:

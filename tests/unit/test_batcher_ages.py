@@ -67,7 +67,7 @@ def batches(task: Task) -> list[PackedBatch]:
     return [read_batch(emit.value) for emit in task.of(BATCHES) if isinstance(emit.value, bytes)]
 
 
-def words(task: Task) -> list[TokenDisposition]:
+def dispositions(task: Task) -> list[TokenDisposition]:
     return [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
 
 
@@ -86,7 +86,7 @@ def test_each_basis_at_its_limit_and_one_over(basis: StalenessBasis, limit: int,
     task = task_of(limit, 7, *pair(OLD, NEW), basis=basis)
     task.punctuate(200.0)
     assert bool(batches(task)) is trains
-    assert {word.reason for word in words(task)} == (set() if trains else {"stale"})
+    assert {each.reason for each in dispositions(task)} == (set() if trains else {"stale"})
 
 
 def test_b073_one_update_is_one_version_of_age() -> None:
@@ -103,7 +103,7 @@ def test_b074_what_waits_until_the_version_rises_is_dropped_before_it_ships() ->
         announce(task, version)
         task.punctuate(200.0)
         assert bool(batches(task)) is shipped
-        assert sum(word.tokens for word in words(task) if word.reason == "stale") == (0 if shipped else 4)
+        assert sum(each.tokens for each in dispositions(task) if each.reason == "stale") == (0 if shipped else 4)
 
 
 def test_b053_context_has_no_version_and_never_makes_a_trace_old() -> None:
@@ -123,7 +123,7 @@ def test_a_jump_of_ten_versions_drops_what_is_too_old_and_says_so() -> None:
     task.punctuate(200.0)
     (batch,) = batches(task)
     assert {row.group_id for row in batch.header.table} == {"g1"}
-    assert sorted((word.session_id, word.reason, word.tokens) for word in words(task)) == [
+    assert sorted((each.session_id, each.reason, each.tokens) for each in dispositions(task)) == [
         ("g0-a", "stale", 2),
         ("g0-b", "stale", 2),
     ]
@@ -140,7 +140,7 @@ def test_mask_trains_the_tokens_inside_the_limit_and_names_the_others() -> None:
     assert (row.mask_sum, row.oldest) == (3, PolicyVersion(0, 6))
     assert row.units == (TokenRange("call-g-a-0-1", 0, 0, 3, PolicyVersion(0, 6)),)
     assert batch.header.denominators.tokens == 6
-    assert [(word.reason, word.units) for word in words(task) if word.session_id == "g-a"] == [
+    assert [(each.reason, each.units) for each in dispositions(task) if each.session_id == "g-a"] == [
         ("stale", (TokenRange("call-g-a-0-0", 0, 0, 1, PolicyVersion(0, 2)),))
     ]
 
@@ -149,7 +149,7 @@ def test_mask_drops_a_trace_without_a_token_inside_the_limit() -> None:
     task = task_of(0, 7, *pair(OLD, NEW), action=StalenessAction.MASK)
     task.punctuate(200.0)
     assert not batches(task)
-    assert sum(word.tokens for word in words(task)) == 8
+    assert sum(each.tokens for each in dispositions(task)) == 8
 
 
 def test_weight_leaves_nothing_out_and_divides_by_age_plus_one() -> None:
@@ -159,7 +159,7 @@ def test_weight_leaves_nothing_out_and_divides_by_age_plus_one() -> None:
     np.testing.assert_allclose(batch.loss_weights, 1 / (5 + 1), rtol=1e-6)
     assert batch.header.denominators.weighted_tokens == pytest.approx(2 / 6)
     assert batch.header.max_staleness is None
-    assert not words(task)
+    assert not dispositions(task)
 
 
 def test_keep_lets_everything_train() -> None:
@@ -205,6 +205,6 @@ def test_a_queued_step_ages_what_waits_behind_it() -> None:
     task.punctuate(200.0)
     task.punctuate(201.0)
     assert [row.group_id for batch in batches(task) for row in batch.header.table] == ["g0", "g0"]
-    assert {word.reason for word in words(task)} == {"stale"}
+    assert {each.reason for each in dispositions(task)} == {"stale"}
     task.feed(ACKS, StepAcknowledged(run="run", rank=0, world_size=1, step=0, batch_id="b", at=1.0))
     assert not task.punctuate(202.0)

@@ -45,18 +45,18 @@ def task_of(**changes: Any) -> Task:
 
 
 def returned(task: Task, world_size: int = 3, request: str = "r1", next_step: int | None = None) -> None:
-    word = StepsReturned(
+    event = StepsReturned(
         run="run", request_id=request, world_size=world_size, next_step=next_step, offsets={"0": 7}, at=5.0
     )
-    task.feed(ACKS, word)
+    task.feed(ACKS, event)
 
 
 def acknowledged(task: Task, step: int, *ranks: int, world_size: int = 4, placement: int = 0) -> None:
     for rank in ranks:
-        word = StepAcknowledged(
+        event = StepAcknowledged(
             run="run", rank=rank, world_size=world_size, step=step, batch_id="b", placement=placement, at=1.0
         )
-        task.feed(ACKS, word)
+        task.feed(ACKS, event)
 
 
 def records(task: Task, placement: int) -> list[PackedBatch]:
@@ -168,10 +168,10 @@ def test_the_same_topics_and_cuts_give_the_bytes_of_every_layout() -> None:
     task: Task = MemoryTask(BatcherStage(BATCHER_CONFIG))
     waiting: dict[str, list[InputRecord]] = {}
 
-    def put(topic: Topic, word: Record) -> None:
+    def put(topic: Topic, record: Record) -> None:
         records = waiting.setdefault(f"{topic.name}/0", [])
-        records.append(InputRecord(topic, 0, len(records), b"", as_bytes(topic, word), ()))
-        task.feed(topic, word)
+        records.append(InputRecord(topic, 0, len(records), b"", as_bytes(topic, record), ()))
+        task.feed(topic, record)
 
     def put_return(world_size: int, name: str) -> None:
         put(ACKS, StepsReturned(run="run", request_id=name, world_size=world_size, offsets={}, at=5.0))

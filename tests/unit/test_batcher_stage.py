@@ -63,8 +63,8 @@ def announce(task: Task, version: int, epoch: int = 0, **fields: Any) -> None:
 
 
 def acknowledge(task: Task, step: int, rank: int = 0, world_size: int = 1) -> None:
-    word = StepAcknowledged(run="run", rank=rank, world_size=world_size, step=step, batch_id="b", at=1.0)
-    task.feed(ACKS, word)
+    event = StepAcknowledged(run="run", rank=rank, world_size=world_size, step=step, batch_id="b", at=1.0)
+    task.feed(ACKS, event)
 
 
 def batches(task: Task) -> list[PackedBatch]:
@@ -291,8 +291,8 @@ def test_a_trace_of_a_rollout_is_stale_alone() -> None:
     feed(task, sample_trajectory("g-a", group="g", traces=traces), *pair("g", version=PolicyVersion(0, 2))[1:])
     task.punctuate(200.0)
     assert [(row.session_id, row.trace) for row in batches(task)[0].header.table] == [("g-a", 1), ("g-b", 0)]
-    (word,) = [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
-    assert word.units == traces[0].units()
+    (disposition,) = [emit.value for emit in task.of(OUTCOMES) if isinstance(emit.value, TokenDisposition)]
+    assert disposition.units == traces[0].units()
 
 
 # B081

@@ -182,7 +182,7 @@ def test_equal_rewards_are_asked_for_again_where_they_are_filtered() -> None:
 
 
 def test_b095_single_rollouts_are_no_zeros_and_not_asked_for_again() -> None:
-    """Compared with nobody, a rollout would teach nothing; another one alone would not either."""
+    """Compared with none, a rollout would teach nothing; another one alone would not either."""
     alone = sample_trajectory("s", 0.7, group=None, size=1)
     task = ticked(alone)
     assert (batches(task), reasons(task), refills(task)) == ([], {"group_too_small": 3}, [])

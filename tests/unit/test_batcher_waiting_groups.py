@@ -1,4 +1,4 @@
-"""What a cut looks at: bounded whatever waits, and every group in the end."""
+"""Which waiting groups a cut evaluates: a bounded number, and every group in the end."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ WAITING = 2 * CLEANUP_GROUPS + 40
 
 
 class Counting(BaseGroupScorer):
-    """Says how often it was asked."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

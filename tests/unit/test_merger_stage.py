@@ -1,4 +1,4 @@
-"""The reward-merger as a stage: joins, revisions, duplicates, conflicts, deadlines, late words, wrong partitions."""
+"""The reward-merger as a stage: joins, revisions, duplicates, conflicts, timers, late evaluations, partitions."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def built(*evaluators: str, session_id: str = "s1", **changes: Any) -> Trajector
     return Trajectory(session_id=session_id, spec=SessionSpec(evaluation_seconds=60.0, **spec), **values)
 
 
-def said(name: str = "e1", evaluator: str = "judge", *, session_id: str = "s1", **values: Any) -> Evaluation:
+def evaluated(name: str = "e1", evaluator: str = "judge", *, session_id: str = "s1", **values: Any) -> Evaluation:
     return Evaluation(evaluation_id=name, session_id=session_id, evaluator=evaluator, **{"at": START + 1.0, **values})
 
 
@@ -81,7 +81,7 @@ def reasons(task: Task) -> list[str]:
 
 @pytest.mark.parametrize("evaluation_first", [False, True])
 def test_built_and_evaluation_join_in_either_order(task: Task, *, evaluation_first: bool) -> None:
-    steps = [(BUILT, built("judge")), (EVALUATIONS, said(outcome_reward=0.0))]
+    steps = [(BUILT, built("judge")), (EVALUATIONS, evaluated(outcome_reward=0.0))]
     for topic, record in reversed(steps) if evaluation_first else steps:
         task.feed(topic, record)
     assert summary(task) == [(0, 0.0, None)]
@@ -96,40 +96,40 @@ def test_built_and_evaluation_join_in_either_order(task: Task, *, evaluation_fir
 def test_without_evaluators_revision_0_comes_at_once(task: Task) -> None:
     task.feed(BUILT, built())
     assert summary(task) == [(0, None, "no_evaluator")]
-    task.feed(EVALUATIONS, said("h1", "human", outcome_reward=1.0))
+    task.feed(EVALUATIONS, evaluated("h1", "human", outcome_reward=1.0))
     assert summary(task)[1:] == [(1, 1.0, None)]
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_every_purpose_is_merged(task: Task, purpose: Purpose) -> None:
     task.feed(BUILT, built("judge", spec={"purpose": purpose}))
-    task.feed(EVALUATIONS, said(outcome_reward=1.0))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=1.0))
     assert summary(task) == [(0, 1.0, None)]
     assert out(task)[0].spec.purpose is purpose
 
 
 def test_revision_0_waits_for_every_evaluator(task: Task) -> None:
     task.feed(BUILT, built("judge", "tests"))
-    task.feed(EVALUATIONS, said("a", "judge", outcome_reward=1.0))
+    task.feed(EVALUATIONS, evaluated("a", "judge", outcome_reward=1.0))
     assert out(task) == []
-    task.feed(EVALUATIONS, said("b", "tests", outcome_reward=0.0))
+    task.feed(EVALUATIONS, evaluated("b", "tests", outcome_reward=0.0))
     assert summary(task) == [(0, 0.5, None)]
 
 
 def test_a_revision_between_evaluation_and_built_comes_out_in_order(task: Task) -> None:
-    task.feed(EVALUATIONS, said("a", outcome_reward=0.5))
-    task.feed(EVALUATIONS, said("b", outcome_reward=0.75, supersedes="a"))
+    task.feed(EVALUATIONS, evaluated("a", outcome_reward=0.5))
+    task.feed(EVALUATIONS, evaluated("b", outcome_reward=0.75, supersedes="a"))
     task.feed(BUILT, built("judge"))
-    task.feed(EVALUATIONS, said("c", outcome_reward=0.25, supersedes="b"))
+    task.feed(EVALUATIONS, evaluated("c", outcome_reward=0.25, supersedes="b"))
     assert summary(task) == [(0, 0.5, None), (1, 0.75, None), (2, 0.25, None)]
 
 
 def test_duplicates_are_counted_and_change_nothing(task: Task) -> None:
     task.feed(BUILT, built("judge"))
-    task.feed(EVALUATIONS, said(outcome_reward=0.5, duration_seconds=1.0, version="1"))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=0.5, duration_seconds=1.0, version="1"))
     before = dict(task.changelog)
     task.feed(BUILT, built("judge"))
-    task.feed(EVALUATIONS, said(outcome_reward=0.5, at=2000.0, duration_seconds=9.0, version="2"))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=0.5, at=2000.0, duration_seconds=9.0, version="2"))
     assert task.counts["duplicates"] == 2
     assert task.changelog == before
     assert len(out(task)) == 1
@@ -138,8 +138,8 @@ def test_duplicates_are_counted_and_change_nothing(task: Task) -> None:
 
 def test_the_same_id_with_another_reward_is_a_conflict(task: Task) -> None:
     task.feed(BUILT, built("judge"))
-    task.feed(EVALUATIONS, said(outcome_reward=0.5))
-    task.feed(EVALUATIONS, said(outcome_reward=1.0))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=0.5))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=1.0))
     task.feed(BUILT, built("judge", error="another"))
     assert reasons(task) == ["conflict", "conflict"]
     assert summary(task) == [(0, 0.5, None)]
@@ -147,14 +147,14 @@ def test_the_same_id_with_another_reward_is_a_conflict(task: Task) -> None:
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_work_that_was_repeated_with_another_result_is_a_duplicate(task: Task, *, closed: bool) -> None:
-    """An evaluator killed between its answer and its commit asks a judge twice: the first answer stands (rule V1)."""
+    """An evaluator killed between its answer and its commit asks a judge twice: the first answer counts (rule V1)."""
     task.feed(BUILT, built("judge"))
-    task.feed(EVALUATIONS, said(outcome_reward=0.7, repeatable=True))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=0.7, repeatable=True))
     if closed:
         task.punctuate(START + 602.0)
         read_back(task)
     for again in ({"outcome_reward": 0.8}, {"not_graded": "judge_unparsable"}):
-        task.feed(EVALUATIONS, said(repeatable=True, **again))
+        task.feed(EVALUATIONS, evaluated(repeatable=True, **again))
     assert summary(task) == [(0, 0.7, None)]
     assert task.dead_letters == []
     assert task.counts["repeats_with_another_result"] == 2
@@ -163,13 +163,13 @@ def test_work_that_was_repeated_with_another_result_is_a_duplicate(task: Task, *
 def test_attempts_of_one_session_are_sessions_of_their_own(task: Task) -> None:
     task.feed(BUILT, built("judge"))
     task.feed(BUILT, built("judge", attempt=2))
-    task.feed(EVALUATIONS, said("b", outcome_reward=1.0, attempt=2))
+    task.feed(EVALUATIONS, evaluated("b", outcome_reward=1.0, attempt=2))
     assert [(item.attempt, item.revision) for item in out(task)] == [(2, 0)]
 
 
 def test_the_deadline_is_a_record_that_is_read_back(task: Task) -> None:
     task.feed(BUILT, built("judge", "tests"))
-    task.feed(EVALUATIONS, said(outcome_reward=1.0))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=1.0))
     task.punctuate(START + 59.0)
     assert task.of(EVALUATIONS) == []
     task.punctuate(START + 61.0)
@@ -198,7 +198,7 @@ def test_a_deadline_is_asked_for_once_and_again_only_if_it_never_comes_back(task
 def test_an_answer_that_was_in_the_log_before_the_deadline_wins(task: Task) -> None:
     task.feed(BUILT, built("judge"))
     task.punctuate(START + 61.0)
-    task.feed(EVALUATIONS, said(outcome_reward=1.0, at=START + 60.5))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=1.0, at=START + 60.5))
     read_back(task)
     assert summary(task) == [(0, 1.0, None)]
     assert task.counts["timers_ignored"] == 1
@@ -208,7 +208,7 @@ def test_a_late_answer_revises_the_deadline(task: Task) -> None:
     task.feed(BUILT, built("judge"))
     task.punctuate(START + 61.0)
     read_back(task)
-    task.feed(EVALUATIONS, said(outcome_reward=1.0, at=START + 90.0))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=1.0, at=START + 90.0))
     assert summary(task) == [(0, None, "deadline"), (1, 1.0, None)]
 
 
@@ -224,14 +224,14 @@ def test_a_session_without_a_credible_time_has_its_deadline_from_first_sight(tas
 
 def test_revisions_close_then_only_a_marker_stays_then_nothing(task: Task) -> None:
     task.feed(BUILT, built("judge"))
-    task.feed(EVALUATIONS, said(outcome_reward=1.0))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=1.0))
     task.punctuate(START + 2.0 + WINDOWS.revisions)
     assert [item.evaluator for item in read_back(task)] == ["revisions_closed"]
     assert [key for key, _ in task.state.items()] == ["s1:1/closed"]
-    task.feed(EVALUATIONS, said(outcome_reward=1.0))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=1.0))
     task.feed(BUILT, built("judge"))
     assert task.counts["duplicates"] == 2
-    task.feed(EVALUATIONS, said("e2", outcome_reward=0.0, supersedes="e1"))
+    task.feed(EVALUATIONS, evaluated("e2", outcome_reward=0.0, supersedes="e1"))
     task.feed(BUILT, built("judge", error="another"))
     assert reasons(task) == ["late_evaluation", "conflict"]
     task.punctuate(START + 3.0 + WINDOWS.revisions + WINDOWS.markers)
@@ -244,10 +244,10 @@ def test_revisions_close_then_only_a_marker_stays_then_nothing(task: Task) -> No
 def test_closing_in_the_log_before_built_is_read_loses_nothing(task: Task) -> None:
     first: Task = MemoryTask(task.stage, partition=HOME)
     first.feed(BUILT, built("judge"))
-    first.feed(EVALUATIONS, said(outcome_reward=1.0))
+    first.feed(EVALUATIONS, evaluated(outcome_reward=1.0))
     first.punctuate(START + 2.0 + WINDOWS.revisions)
     (closing,) = [emit.value for emit in first.of(EVALUATIONS)]
-    for record in (said(outcome_reward=1.0), closing, said("e2", outcome_reward=0.0)):
+    for record in (evaluated(outcome_reward=1.0), closing, evaluated("e2", outcome_reward=0.0)):
         task.feed(EVALUATIONS, record)
     assert reasons(task) == ["late_evaluation"]
     task.feed(BUILT, built("judge"))
@@ -256,7 +256,7 @@ def test_closing_in_the_log_before_built_is_read_loses_nothing(task: Task) -> No
 
 
 def test_evaluations_of_a_session_that_never_comes_are_forgotten(task: Task) -> None:
-    task.feed(EVALUATIONS, said(outcome_reward=1.0))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=1.0))
     task.punctuate(START)
     task.punctuate(START + WINDOWS.orphans + 1.0)
     assert [item.evaluator for item in read_back(task)] == ["forgotten"]
@@ -266,7 +266,7 @@ def test_evaluations_of_a_session_that_never_comes_are_forgotten(task: Task) -> 
 
 def test_a_misplaced_evaluation_is_sent_on_with_its_bytes(task: Task) -> None:
     wrong = (HOME + 1) % PARTITIONS
-    value = encode(said(outcome_reward=1.0), JSON)
+    value = encode(evaluated(outcome_reward=1.0), JSON)
     task.feed(EVALUATIONS, value, partition=wrong, headers=(("who", b"grader"),))
     (emit,) = task.of(EVALUATIONS)
     assert (emit.partition, emit.key, emit.value) == (HOME, "s1", value)
@@ -300,22 +300,22 @@ def test_a_misplaced_trajectory_is_a_dead_letter_with_advice(task: Task) -> None
 def test_a_poison_evaluation_is_set_aside_and_the_next_one_counts(task: Task, value: bytes, reason: str) -> None:
     task.feed(BUILT, built("judge"))
     task.feed(EVALUATIONS, value)
-    task.feed(EVALUATIONS, said(outcome_reward=1.0))
+    task.feed(EVALUATIONS, evaluated(outcome_reward=1.0))
     assert reasons(task) == [reason]
     assert summary(task) == [(0, 1.0, None)]
 
 
 def test_one_session_takes_a_bounded_number_of_evaluations(task: Task) -> None:
     for number in range(MAX_EVALUATIONS + 1):
-        task.feed(EVALUATIONS, said(f"e{number}", outcome_reward=1.0))
+        task.feed(EVALUATIONS, evaluated(f"e{number}", outcome_reward=1.0))
     assert reasons(task) == ["too_many_evaluations"]
 
 
 def test_state_restored_from_the_changelog_is_the_live_state(task: Task) -> None:
     task.feed(BUILT, built("judge", "tests"))
     for number in range(12):
-        task.feed(EVALUATIONS, said(f"e{number}", outcome_reward=number / 10, metadata={"n": number}))
-    task.feed(EVALUATIONS, said("x", session_id=_neighbour(), not_graded="lost"))
+        task.feed(EVALUATIONS, evaluated(f"e{number}", outcome_reward=number / 10, metadata={"n": number}))
+    task.feed(EVALUATIONS, evaluated("x", session_id=_neighbour(), not_graded="lost"))
     assert dict(task.restored().items()) == dict(task.state.items())
     task.punctuate(START + 61.0)
     read_back(task)
@@ -337,8 +337,8 @@ def test_the_units_that_a_waiting_session_holds_are_written_with_its_state(task:
 def test_what_went_on_is_no_longer_held_although_a_copy_stays() -> None:
     task: Task = MemoryTask(RewardMergerStage(partitions=PARTITIONS, windows=WINDOWS), partition=HOME)
     task.feed(BUILT, built("judge", "critic"))
-    (first,) = task.feed(EVALUATIONS, said("e1", outcome_reward=1.0)).updates
-    (last,) = task.feed(EVALUATIONS, said("e2", "critic", outcome_reward=0.0)).updates
+    (first,) = task.feed(EVALUATIONS, evaluated("e1", outcome_reward=1.0)).updates
+    (last,) = task.feed(EVALUATIONS, evaluated("e2", "critic", outcome_reward=0.0)).updates
     assert first.manifest is None
     assert last.manifest == Manifest(session_id="s1", attempt=1)
 

@@ -31,7 +31,7 @@ def session(rule: RewardRule, *specs: EvaluatorSpec, traces: int = 2, **changes:
     )
 
 
-def said(evaluator: str, **result: Any) -> Evaluation:
+def evaluated(evaluator: str, **result: Any) -> Evaluation:
     return Evaluation(evaluation_id=f"of-{evaluator}", session_id="s1", evaluator=evaluator, **result)
 
 
@@ -55,8 +55,11 @@ def at_tokens(trajectory: Trajectory) -> list[list[float] | None]:
     ],
 )
 def test_each_rule_combines_outcomes_and_traces(rule: RewardRule, outcome: float, per_trace: list[float]) -> None:
-    words = [said("judge", outcome_reward=1.0, trace_rewards=(0.25, 2.0)), said("tests", outcome_reward=0.5)]
-    merged = merge(session(rule, JUDGE, TESTS), words)
+    evaluations = [
+        evaluated("judge", outcome_reward=1.0, trace_rewards=(0.25, 2.0)),
+        evaluated("tests", outcome_reward=0.5),
+    ]
+    merged = merge(session(rule, JUDGE, TESTS), evaluations)
     assert merged.evaluation is not None
     assert merged.evaluation["outcome_reward"] == pytest.approx(outcome)
     assert rewards(merged) == pytest.approx(per_trace)
@@ -65,15 +68,17 @@ def test_each_rule_combines_outcomes_and_traces(rule: RewardRule, outcome: float
 
 
 def test_only_the_rule_last_depends_on_the_order_of_the_words() -> None:
-    words = [said("judge", outcome_reward=1.0), said("tests", outcome_reward=0.5)]
+    evaluations = [evaluated("judge", outcome_reward=1.0), evaluated("tests", outcome_reward=0.5)]
     for rule in RewardRule:
-        one, other = (merge(session(rule, JUDGE, TESTS), said) for said in (words, words[::-1]))
+        one, other = (merge(session(rule, JUDGE, TESTS), each) for each in (evaluations, evaluations[::-1]))
         assert (rewards(one) == rewards(other)) is (rule is not RewardRule.LAST), rule
 
 
 @pytest.mark.parametrize("rule", list(RewardRule))
 def test_a_missing_grade_is_passed_over_only_by_rules_that_take_one(rule: RewardRule) -> None:
-    merged = merge(session(rule, JUDGE, TESTS), [said("judge", not_graded="down"), said("tests", outcome_reward=0.5)])
+    merged = merge(
+        session(rule, JUDGE, TESTS), [evaluated("judge", not_graded="down"), evaluated("tests", outcome_reward=0.5)]
+    )
     takes_one = rule in (RewardRule.FIRST, RewardRule.LAST)
     assert rewards(merged) == ([0.5, 0.5] if takes_one else [None, None])
     assert merged.ungraded_reason == (None if takes_one else "down")
@@ -81,14 +86,14 @@ def test_a_missing_grade_is_passed_over_only_by_rules_that_take_one(rule: Reward
 
 @pytest.mark.parametrize("rule", list(RewardRule))
 def test_where_nobody_grades_every_rule_leaves_it_ungraded(rule: RewardRule) -> None:
-    merged = merge(session(rule, JUDGE, TESTS), [said("judge", not_graded="down"), said("tests")])
+    merged = merge(session(rule, JUDGE, TESTS), [evaluated("judge", not_graded="down"), evaluated("tests")])
     assert rewards(merged) == [None, None]
     assert merged.ungraded_reason in ("down", "no_reward")
 
 
 def test_a_sum_that_no_batch_can_hold_is_no_reward() -> None:
     heavy = EvaluatorSpec(strategy="judge", weight=1e300)
-    merged = merge(session(RewardRule.WEIGHTED_SUM, heavy), [said("judge", outcome_reward=2.0)])
+    merged = merge(session(RewardRule.WEIGHTED_SUM, heavy), [evaluated("judge", outcome_reward=2.0)])
     assert merged.ungraded_reason == "reward_out_of_range"
     assert rewards(merged) == [None, None]
 
@@ -96,7 +101,7 @@ def test_a_sum_that_no_batch_can_hold_is_no_reward() -> None:
 def test_b093_step_rewards_and_the_outcome_are_counted_once() -> None:
     """Three turns, 0.1 for the first, 1.0 at the end: 0.1 at the turn's last token, 1.0 at the end, sum 1.1."""
     one = session(RewardRule.WEIGHTED_MEAN, JUDGE, traces=1)
-    merged = merge(one, [said("judge", outcome_reward=1.0, turn_rewards=((0.1, None, None),))])
+    merged = merge(one, [evaluated("judge", outcome_reward=1.0, turn_rewards=((0.1, None, None),))])
     assert at_tokens(merged) == [pytest.approx([0, 0.1, 0, 0, 0, 0, 0, 1.0])]
     assert rewards(merged) == [1.0]
     assert [turn.reward for turn in merged.traces[0].turns] == [0.1, None, None]
@@ -106,7 +111,9 @@ def test_b093_step_rewards_and_the_outcome_are_counted_once() -> None:
 
 def test_b059_a_reward_goes_to_the_turn_that_it_names_and_to_no_other() -> None:
     """Two agents called side by side: the reward of the first call is its own, whatever came in between."""
-    merged = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [said("judge", turn_rewards=((0.8, None, None), None))])
+    merged = merge(
+        session(RewardRule.WEIGHTED_MEAN, JUDGE), [evaluated("judge", turn_rewards=((0.8, None, None), None))]
+    )
     assert [[turn.reward for turn in trace.turns] for trace in merged.traces] == [[0.8, None, None], [None] * 3]
     assert [trace.token_rewards is not None and trace.token_rewards.argmax() for trace in merged.traces] == [1, 0]
     assert rewards(merged) == [0.8, 0.0]
@@ -114,25 +121,30 @@ def test_b059_a_reward_goes_to_the_turn_that_it_names_and_to_no_other() -> None:
 
 def test_an_outcome_goes_once_to_the_last_trace_and_trace_rewards_to_their_own() -> None:
     inside = {"turn_rewards": (None, (None, 2.0, None))}
-    outcome = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [said("judge", outcome_reward=1.0, **inside)])
+    outcome = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [evaluated("judge", outcome_reward=1.0, **inside)])
     assert at_tokens(outcome) == [[0.0] * 8, [0, 0, 0, 2, 0, 0, 0, 1]]
     assert rewards(outcome) == [1.0, 1.0]
-    per_trace = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [said("judge", trace_rewards=(0.5, None), **inside)])
+    per_trace = merge(
+        session(RewardRule.WEIGHTED_MEAN, JUDGE), [evaluated("judge", trace_rewards=(0.5, None), **inside)]
+    )
     assert at_tokens(per_trace) == [[0, 0, 0, 0, 0, 0, 0, 0.5], [0, 0, 0, 2, 0, 0, 0, 0]]
     assert rewards(per_trace) == [0.5, None]
 
 
 def test_token_rewards_alone_sum_to_the_traces_reward() -> None:
     values = ((0.5, 0.25) + (0.0,) * 6, None)
-    merged = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [said("judge", token_rewards=values)])
+    merged = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [evaluated("judge", token_rewards=values)])
     assert rewards(merged) == [0.75, 0.0]
     assert at_tokens(merged) == [[0.5, 0.25, 0, 0, 0, 0, 0, 0], [0.0] * 8]
 
 
 def test_shaped_and_plain_evaluators_mix_by_their_shares() -> None:
     even = [EvaluatorSpec(strategy=name) for name in ("judge", "tests")]
-    words = [said("judge", outcome_reward=1.0, turn_rewards=((4.0, None, None),)), said("tests", outcome_reward=0.5)]
-    merged = merge(session(RewardRule.WEIGHTED_MEAN, *even, traces=1), words)
+    evaluations = [
+        evaluated("judge", outcome_reward=1.0, turn_rewards=((4.0, None, None),)),
+        evaluated("tests", outcome_reward=0.5),
+    ]
+    merged = merge(session(RewardRule.WEIGHTED_MEAN, *even, traces=1), evaluations)
     assert at_tokens(merged) == [[0, 2, 0, 0, 0, 0, 0, 0.75]]
     assert rewards(merged) == [0.75]
 
@@ -151,7 +163,7 @@ def test_shaped_and_plain_evaluators_mix_by_their_shares() -> None:
     ],
 )
 def test_another_number_of_rewards_makes_the_session_an_error(given: Any, reason: str, numbers: str) -> None:
-    merged = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [said("judge", outcome_reward=1.0, **given)])
+    merged = merge(session(RewardRule.WEIGHTED_MEAN, JUDGE), [evaluated("judge", outcome_reward=1.0, **given)])
     assert merged.status is SessionStatus.ERROR
     assert merged.error == f"evaluator judge returned {numbers}"
     assert merged.ungraded_reason == reason
@@ -159,12 +171,12 @@ def test_another_number_of_rewards_makes_the_session_an_error(given: Any, reason
     assert at_tokens(merged) == [None, None]
 
 
-def merged_by_the_service(trajectory: Trajectory, *words: Evaluation) -> Trajectory:
+def merged_by_the_service(trajectory: Trajectory, *evaluations: Evaluation) -> Trajectory:
     """Through the stage and the wire, as the batcher reads it."""
     task = MemoryTask(RewardMergerStage(partitions=1, windows=Windows(600.0, 600.0, 600.0)))
     task.feed(BUILT, trajectory)
-    for word in words:
-        task.feed(EVALUATIONS, word)
+    for evaluation in evaluations:
+        task.feed(EVALUATIONS, evaluation)
     (emit,) = task.of(TRAJECTORIES)
     assert isinstance(emit.value, bytes)
     found: Trajectory = decode(Trajectory, emit.value, emit.headers)
@@ -190,8 +202,8 @@ def batched(*members: Trajectory, **sample_policy: Treatment) -> tuple[list[Pack
 
 
 def test_rewards_inside_reach_the_tensors_at_their_tokens() -> None:
-    word = said("judge", outcome_reward=1.0, turn_rewards=(None, (0.5, None, -2.0)))
-    (batch,), _ = batched(merged_by_the_service(session(RewardRule.WEIGHTED_MEAN, JUDGE), word))
+    evaluation = evaluated("judge", outcome_reward=1.0, turn_rewards=(None, (0.5, None, -2.0)))
+    (batch,), _ = batched(merged_by_the_service(session(RewardRule.WEIGHTED_MEAN, JUDGE), evaluation))
     assert batch.token_rewards is not None
     assert batch.rewards.tolist() == [1.0, 1.0]
     assert batch.cu_seqlens.tolist() == [0, 10, 20]
@@ -204,7 +216,7 @@ def test_rewards_inside_reach_the_tensors_at_their_tokens() -> None:
 GROUPED = {"group_id": "g", "group_size": 2}
 
 
-def member(name: str, *words: Evaluation, evaluators: int = 1, status: str = "COMPLETED") -> Trajectory:
+def member(name: str, *evaluations: Evaluation, evaluators: int = 1, status: str = "COMPLETED") -> Trajectory:
     specs = tuple(EvaluatorSpec(strategy="judge") for _ in range(evaluators))
     trajectory = Trajectory(
         session_id=name,
@@ -212,10 +224,10 @@ def member(name: str, *words: Evaluation, evaluators: int = 1, status: str = "CO
         spec=SessionSpec(evaluators=specs, **GROUPED),
         traces=(sample_trace(name, (Reply((5, 6)),)),),
     )
-    return merged_by_the_service(trajectory, *(word.replace(session_id=name) for word in words))
+    return merged_by_the_service(trajectory, *(evaluation.replace(session_id=name) for evaluation in evaluations))
 
 
-GOOD = said("judge", outcome_reward=1.0)
+GOOD = evaluated("judge", outcome_reward=1.0)
 DEADLINE = Due(Timer.DEADLINE, "s1:1", b"", 9.0).record()
 
 
@@ -223,17 +235,17 @@ DEADLINE = Due(Timer.DEADLINE, "s1:1", b"", 9.0).record()
     ("odd", "reason"),
     [
         (member("b", evaluators=0), "ungraded:no_evaluator"),
-        (member("b", said("judge")), "ungraded:no_reward"),
-        (member("b", said("judge", not_graded="evaluator_error")), "ungraded:evaluator_error"),
+        (member("b", evaluated("judge")), "ungraded:no_reward"),
+        (member("b", evaluated("judge", not_graded="evaluator_error")), "ungraded:evaluator_error"),
         (member("b", DEADLINE), "ungraded:deadline"),
-        (member("b", said("judge", trace_rewards=(1.0, 0.0))), "error"),
+        (member("b", evaluated("judge", trace_rewards=(1.0, 0.0))), "error"),
         (member("b", GOOD, status="ERROR"), "error"),
         (member("b", GOOD, status="TIMEOUT"), "timeout"),
     ],
 )
 def test_every_row_of_what_a_rollout_can_come_to(odd: Trajectory, reason: str) -> None:
     """Beside two members that were graded 1.0 and 0.0, which count and train whatever the odd one is."""
-    zero = member("c", said("judge", outcome_reward=0.0))
+    zero = member("c", evaluated("judge", outcome_reward=0.0))
     members = [item.replace(spec=item.spec.replace(group_size=3)) for item in (member("a", GOOD), odd, zero)]
     batches, left = batched(*members)
     trained = sorted(row.session_id for row in batches[0].header.table)
@@ -245,7 +257,7 @@ def test_every_row_of_what_a_rollout_can_come_to(odd: Trajectory, reason: str) -
 
 
 def test_a_timeout_can_train_with_its_reward() -> None:
-    members = [member("a", GOOD), member("b", said("judge", outcome_reward=0.0), status="TIMEOUT")]
+    members = [member("a", GOOD), member("b", evaluated("judge", outcome_reward=0.0), status="TIMEOUT")]
     batches, left = batched(*members, timeout=Treatment.TRAIN)
     assert {row.session_id for row in batches[0].header.table} == {"a", "b"}
     assert sorted(batches[0].rewards.tolist()) == [0.0, 1.0]

@@ -71,7 +71,7 @@ class RunProgress(Record):
     last_step_at: EventTime = 0.0
     """Time of the last cut that made a step."""
     kept_from: NonNegativeInt = 0
-    """First step whose groups are kept in the state."""
+    """First step that still has its groups in the state."""
     placement: NonNegativeInt = 0
     """How often steps were returned."""
     world_size: PositiveInt | None = None

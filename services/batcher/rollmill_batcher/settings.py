@@ -1,4 +1,4 @@
-"""Settings of the batcher, from ``ROLLMILL_*``; the reason stands under each field."""
+"""Settings of the batcher, from ``ROLLMILL_*`` environment variables; each field has its meaning below it."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from rollmill_batcher.groups.staleness import Staleness, StalenessAction
 
 
 class BatcherSettings(ServiceSettings):
-    """``none`` in the environment is None."""
+    """The text ``none`` in the environment is read as None."""
 
     model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True, env_parse_none_str="none")
 
     policy: str = "policy"
     """The one policy of the run; trajectories of another are excluded as ``other_policy`` (rule A8)."""
     groups_per_step: PositiveInt = 8
-    """A step waits for so many usable groups."""
+    """Number of usable groups that make a step."""
     tokens_per_step: PositiveInt | None = None
-    """Instead: a step is full with the last group that keeps its tokens, prompts included, below this."""
+    """Instead: a step takes groups while their tokens, prompts included, do not exceed this; at least one group."""
     step_order: StepOrder = StepOrder.FIFO
     """Which of the waiting groups a step takes first."""
     min_k: PositiveInt = 2
-    """Graded members that make a group usable at its deadline."""
+    """Fewest graded members that make a group usable at its deadline."""
     group_deadline_seconds: float = Field(default=7200.0, gt=0)
-    """From the end of a group's first member; then it goes with what it has, or expires. Nothing waits for ever."""
+    """From the end of a group's first member; after it the group is cut with the members it has, or expires."""
     evaluation_seconds: float = Field(default=1800.0, gt=0)
-    """Longest evaluation deadline that sessions of the run ask for: a group must not give up before it."""
+    """Longest evaluation deadline in the specs of the run's sessions: a group must not expire before it."""
     late_window_seconds: float = Field(default=21600.0, gt=0)
-    """How long a closed group is remembered, so that late members and repeats are named."""
+    """How long a closed group is remembered, to recognise late members and repeats."""
     close_before_stale: bool = False
     """True: an open group with min_k is cut before its finished members grow stale."""
     max_staleness: NonNegativeInt | None = 4
-    """Most versions between sampling and training, inclusive. None: no limit."""
+    """Largest number of versions between sampling and training, inclusive. None: no limit."""
     staleness_action: StalenessAction = StalenessAction.DROP
     staleness_basis: StalenessBasis = StalenessBasis.OLDEST
-    """Of which trained tokens of a trace the age is compared with the limit."""
+    """Which age of a trace's trained tokens is compared with the limit: oldest, newest or mean."""
     accept_filtered_log_probs: bool = False
     """True: replies sampled with top_p below 1 train, although the trainer's log-probs are of all tokens."""
     steps_ahead: PositiveInt = 1
@@ -62,10 +62,10 @@ class BatcherSettings(ServiceSettings):
     world_size: PositiveInt = 1
     """Data-parallel ranks: partitions of ``batches`` that are written. `rollmill batches return` changes it later."""
     returnable_steps: NonNegativeInt = 0
-    """Acknowledged steps whose groups stay in the state, so that a checkpoint before them can be loaded by another
-    number of ranks. Steps that are not acknowledged always can."""
+    """Number of acknowledged steps that keep their groups in the state, so that a checkpoint before them can be loaded
+    by another number of ranks. Steps that are not acknowledged always keep them."""
     micro_batch_tokens: PositiveInt = 16384
-    """Most tokens of a micro-batch. A longer trace is excluded as ``too_large``."""
+    """Largest number of tokens of a micro-batch. A longer trace is excluded as ``too_large``."""
     advantage: str = "grpo"
     """Registered name, or ``module:ClassName``."""
     advantage_config: dict[str, Any] = Field(default_factory=dict)
@@ -75,19 +75,19 @@ class BatcherSettings(ServiceSettings):
     group_scorer_config: dict[str, Any] = Field(default_factory=dict)
     """Constructor arguments of the scorer, JSON in the environment."""
     credit: Credit = Credit.ROLLOUT
-    """``trace``: an advantage is of the trace's own reward, where traces are graded one by one."""
+    """``trace``: a trace's advantage comes from its own reward, where traces are graded one by one."""
     loss_weighting: LossWeighting = LossWeighting.TOKEN_MEAN
     loss_constant: float = Field(default=1024.0, gt=0)
     """Length that ``constant`` divides by."""
     drop_zero_variance: bool = False
-    """True: groups of equal rewards, which teach nothing, make room for others."""
+    """True: groups of equal rewards, which teach nothing, are excluded from steps."""
     on_error: Treatment = SamplePolicy.error
     on_timeout: Treatment = SamplePolicy.timeout
     on_truncated: Treatment = SamplePolicy.truncated
     flush_seconds: float | None = Field(default=None, gt=0)
-    """After this wait a step is cut with fewer groups. None: only at the end of the stream."""
+    """How long a ready group waits before a step is cut with fewer groups. None: until the end of the stream."""
     seed: NonNegativeInt = 0
-    """With run and step it orders a rank's micro-batches."""
+    """With run and step it determines every random order: of micro-batches, and of groups by ``stratified``."""
 
     @model_validator(mode="after")
     def _deadlines_agree(self) -> Self:
@@ -118,7 +118,7 @@ class BatcherSettings(ServiceSettings):
         return self
 
     def batcher_config(self) -> BatcherConfig:
-        """The constants of every cut. Raises ConfigurationError."""
+        """The configuration of every cut. Raises ConfigurationError where a strategy is unknown or does not fit."""
         return BatcherConfig(
             run=self.run,
             policy=self.policy,

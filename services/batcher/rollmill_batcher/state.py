@@ -34,7 +34,7 @@ class ClosedGroupMarker(Record):
     at: EventTime
     """Time of that cut."""
     sessions: tuple[tuple[Identifier, PositiveInt], ...]
-    """(session, attempt) of all members whose tokens have a disposition, sorted."""
+    """(session, attempt) of all members with a disposition of their tokens, sorted."""
 
     def knows(self, trajectory: Trajectory) -> bool:
         return (trajectory.session_id, trajectory.attempt) in self.sessions
@@ -44,7 +44,7 @@ class ClosedGroupMarker(Record):
 
 
 class CutStep(Record):
-    """A step whose groups are kept until all ranks have acknowledged it, so that it can be resharded (rule R4)."""
+    """A step that keeps its groups until all ranks have acknowledged it, so that it can be resharded (rule R4)."""
 
     cut: Cut
     forks: dict[int, int]

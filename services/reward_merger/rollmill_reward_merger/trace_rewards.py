@@ -108,7 +108,7 @@ def _inside(index: int, trace: Trace, evaluation: Evaluation) -> TokenValues:
 
 
 def _end_rewards(traces: Sequence[Trace], evaluation: Evaluation) -> Iterator[tuple[int, float]]:
-    """Index of each trace at whose end the reward of the trace or the rollout is given, and the amount."""
+    """Index of each trace that gets a reward at its end, its own or the rollout's, and the amount."""
     filled = [index for index, trace in enumerate(traces) if len(trace.response_ids)]
     if evaluation.trace_rewards is not None:
         given = evaluation.trace_rewards

@@ -1,4 +1,4 @@
-"""One group: its members, which of them count and train, and where it stands in its life.
+"""One group: its members, its state, and which of them count and train.
 
 `group` (members, states, transitions), `staleness` (ages, limit, masking), `eligibility` (verdicts on members and
 traces), `group_scoring` and `majority` (rewards by comparison), `config` (`BatcherConfig`: all constants of a run) and

@@ -108,7 +108,7 @@ class BatcherConfig:
     max_ranks: int = 2**31
     """Partitions of ``batches``."""
     returnable_steps: int = 0
-    """Acknowledged steps whose groups are kept, so that these, too, can be resharded."""
+    """Number of acknowledged steps that keep their groups, so that these, too, can be resharded."""
     micro_batch: Size = field(default_factory=lambda: Size(16384, MICRO_BATCH_BYTES))
     """Budget of one micro-batch: tokens, and bytes of its tensors."""
     header_bytes: int = HEADER_BYTES

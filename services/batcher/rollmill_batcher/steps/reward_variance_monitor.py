@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 class RewardVarianceMonitor:
-    """Counts groups in a row whose rollouts all got the same reward, since this task started. Decides nothing."""
+    """Counts groups in a row with one reward for all rollouts, since this task started. Decides nothing."""
 
     def __init__(self) -> None:
         self._in_a_row = 0

@@ -30,9 +30,9 @@ class RetryableError(RollmillError):
 
 
 class InfrastructureError(RetryableError):
-    """What an evaluator stands on failed, not what it grades. ``reason`` is a stable code for the evaluation.
+    """What an evaluator depends on failed, not what it grades. ``reason`` is a stable code for the evaluation.
 
-    ``retry_after``: seconds until the next try, where somebody said so.
+    ``retry_after``: seconds until the next try, where the other side gave it.
     """
 
     def __init__(self, reason: str, detail: str, *, retry_after: float | None = None) -> None:

@@ -136,7 +136,7 @@ class BatchHeader(Record):
     extras: dict[str, str] = Field(default_factory=dict)
     """Extras of the step by name: dtype and shape, such as ``uint8 [T, 48, 8]``, the same on every rank."""
     extras_left_out: dict[str, int] = Field(default_factory=dict)
-    """Traces whose extra of this name has another dtype or shape than that of most, and stays out, by name."""
+    """Traces with an extra of this name that has another dtype or shape than most; it is left out there. By name."""
     fingerprints: dict[str, int] = Field(default_factory=dict)
     """Traces of the step by the digest of tokenizer, chat template and model; those in none of them have no digest."""
     table: tuple[TraceRow, ...] = ()
@@ -213,7 +213,7 @@ class Rewound(Record):
     run: Identifier
     next_step: NonNegativeInt
     rank: NonNegativeInt | None = None
-    """The rank that went back; None is all of them. Ranks start at different times, each speaks for itself."""
+    """The rank that went back; None is all of them. Ranks start at different times, so each reports its own."""
     at: EventTime
 
 
@@ -235,7 +235,7 @@ class StepsReturned(Record):
     next_step: NonNegativeInt | None = None
     """The first of them; None is the first that not every rank has acknowledged."""
     offsets: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    """By partition of ``batches`` an offset that nothing of the new layout lies below."""
+    """By partition of ``batches``: an offset that no record of the new layout is below."""
     at: EventTime
 
 

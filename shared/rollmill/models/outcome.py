@@ -85,7 +85,7 @@ class DeadLetterInfo(Record):
 class DeadLetterDecision(Record):
     """What a person decided about a dead letter: Kafka header ``dead-letter-decision`` of a record without content.
 
-    It lies in the topic ``dead-letters``, in the partition of the letter that it decides, behind it.
+    It is written to the topic ``dead-letters``, to the partition of the dead letter that it decides, after it.
     """
 
     decision: Literal["replayed", "dropped"]

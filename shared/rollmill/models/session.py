@@ -30,7 +30,7 @@ class SessionEntry(Record):
     token: str | None = None
     """SHA-256 (hex) of the session's API key; None where the session id is the key."""
     closing: str | None = None
-    """SHA-256 (hex) of what the session was closed with, so that a repeated close is told from another; None: open."""
+    """SHA-256 (hex) of what the session was closed with, so that a repeated close can be recognised; None: open."""
 
 
 class PauseMode(StrEnum):

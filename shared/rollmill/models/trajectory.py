@@ -22,7 +22,7 @@ TrajectoryStatus = SessionStatus
 
 
 class TraceTurn(Record):
-    """Where one sampled reply lies in a trace: response tokens ``start`` to ``stop`` (exclusive)."""
+    """Where one sampled reply is in a trace: response tokens ``start`` to ``stop`` (exclusive)."""
 
     completion_id: Identifier
     choice: NonNegativeInt = 0

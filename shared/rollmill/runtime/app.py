@@ -24,7 +24,7 @@ from faststream.kafka import KafkaBroker
 from rollmill.errors import EXIT_CRASHED, EXIT_DRAINED, EXIT_FATAL, ConfigurationError, FatalError, RetryableError
 from rollmill.runtime.failpoints import Failpoints
 from rollmill.runtime.kafka.admin import verify_topics
-from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
 from rollmill.runtime.kafka.clients import KafkaClients, faststream_broker
 from rollmill.runtime.stream.processor import Processor
 from rollmill.runtime.stream.runner import run_stages
@@ -190,7 +190,7 @@ async def _work(service: Service, context: ServiceContext, application: FastStre
             for worker in service.workers:
                 group.create_task(_until_stopped(worker, context))
             group.create_task(context.stop.wait())
-            await asyncio.sleep(0)  # each has had its first turn, and has said by now which parts to expect
+            await asyncio.sleep(0)  # each has run once, and has declared the parts of readiness to expect
             context.health.ready(service.name)
     except* Exception as failures:  # noqa: BLE001  # every failure is reported and decides the exit code
         context.failures.extend(_leaves(failures))
@@ -200,7 +200,7 @@ async def _work(service: Service, context: ServiceContext, application: FastStre
 
 async def _until_stopped(worker: Worker, context: ServiceContext) -> None:
     try:
-        await without_strays(worker(context))
+        await without_client_cancellation(worker(context))
     finally:
         context.stop.set()
 
@@ -222,7 +222,7 @@ def _exit_code(context: ServiceContext) -> int:
 
 
 def exit_code(failure: BaseException) -> int:
-    """What a supervisor is told: what is outside and passes is worth another start, a mistake of ours is not."""
+    """The exit code for a supervisor: a restart helps after a passing failure outside, not after a fault of ours."""
     if isinstance(failure, FatalError):
         return failure.exit_code
     return EXIT_CRASHED if isinstance(failure, PASSING) else EXIT_FATAL

@@ -50,7 +50,7 @@ class Action(StrEnum):
     RAISE = "raise"
     """FailpointError."""
     PAUSE = "pause"
-    """The whole process stands still for so many seconds, as in a long garbage collection."""
+    """The whole process is suspended for so many seconds, as in a long garbage collection."""
 
 
 class FailpointError(RetryableError):

@@ -79,7 +79,7 @@ class Driver:
 
     async def feed(self, record: InputRecord) -> None:
         slot = f"{record.topic.name}/{record.partition}"
-        self._fold.take(self._work, record, slot, self.stage.inputs.index(record.topic))
+        self._fold.process(self._work, record, slot, self.stage.inputs.index(record.topic))
         self.positions[slot] = max(self.positions.get(slot, 0), record.offset + 1)
         if self._work.size > MAX_UNWRITTEN or self._work.inputs.total() >= MAX_INPUTS:
             await self.flush()

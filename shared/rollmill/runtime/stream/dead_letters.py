@@ -1,4 +1,4 @@
-"""Setting a record aside with its reason and source, and the budget that stops a bad deploy (rule T6)."""
+"""Makes dead letters of records, with reason and source; and the budget that stops a bad deploy (rule T6)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _outcomes(record: InputRecord, stage: str, error: PoisonRecordError) -> tupl
 
 @dataclass(frozen=True)
 class DeadLetterBudget:
-    """A leaky bucket that lives in the task's state, so that a crash loop does not drain the topic.
+    """A leaky bucket whose level is in the task's changelog, so that a crash loop does not drain the topic.
 
     Every dead letter adds 1; every ``leak`` good records take 1 away; above ``limit`` the task stops.
     """

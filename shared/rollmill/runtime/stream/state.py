@@ -51,7 +51,7 @@ def _state_key(changelog_key: bytes) -> bytes:
 
 
 class TaskState(StateView[V], Generic[V]):
-    """Folded values plus bookkeeping. ``mark`` is implied by `commit`; `rollback` returns to the last one."""
+    """Folded values, the changelog keys behind them, and what `rollback` needs to return to the last `commit`."""
 
     def __init__(self, apply: Apply[V]) -> None:
         super().__init__()
@@ -64,17 +64,17 @@ class TaskState(StateView[V], Generic[V]):
         """Empty, folded by ``stage`` with one task's ``local``."""
         return cls(lambda key, value, payload: stage.apply(key, value, payload, local))
 
-    def stage(self, effects: Outputs, origin: str) -> list[ChangelogRecord]:
-        """Apply ends, then deltas, and return what the changelog must hold for them."""
+    def stage(self, outputs: Outputs, origin: str) -> list[ChangelogRecord]:
+        """Apply deletes, then updates; returns what the changelog must hold for them."""
         records: list[ChangelogRecord] = []
-        for key in effects.deletes:
-            records += self._end(key)
-        for index, delta in enumerate(effects.updates):
-            name = f"{delta.key}/{REPLACING}" if delta.replaces else delta_key(delta.key, origin, index)
-            if delta.replaces:
-                records += self._forget_others(delta.key, name)
-            self._fold(delta.key, name, delta.payload, replaces=delta.replaces)
-            records.append(ChangelogRecord(name, delta.payload, delta.manifest))
+        for key in outputs.deletes:
+            records += self._delete(key)
+        for index, update in enumerate(outputs.updates):
+            name = f"{update.key}/{REPLACING}" if update.replaces else delta_key(update.key, origin, index)
+            if update.replaces:
+                records += self._tombstones_of_others(update.key, name)
+            self._apply_update(update.key, name, update.payload, replaces=update.replaces)
+            records.append(ChangelogRecord(name, update.payload, update.manifest))
         return _newest(records)
 
     def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
@@ -103,22 +103,22 @@ class TaskState(StateView[V], Generic[V]):
             self._put(key, value, names)
         self._undo.clear()
 
-    def _fold(self, key: str, name: str, payload: bytes, *, replaces: bool) -> None:
-        self._remember(key)
+    def _apply_update(self, key: str, name: str, payload: bytes, *, replaces: bool) -> None:
+        self._save_for_undo(key)
         before = None if replaces else self._values.get(key)
         names = () if replaces else self._deltas.get(key, ())
         self._put(key, self._apply(key, before, payload), (*names, name))
 
-    def _end(self, key: str) -> list[ChangelogRecord]:
-        self._remember(key)
+    def _delete(self, key: str) -> list[ChangelogRecord]:
+        self._save_for_undo(key)
         names = self._deltas.get(key, ())
         self._put(key, None, ())
         return [ChangelogRecord(name, None) for name in names]
 
-    def _forget_others(self, key: str, keep: str) -> list[ChangelogRecord]:
+    def _tombstones_of_others(self, key: str, keep: str) -> list[ChangelogRecord]:
         return [ChangelogRecord(name, None) for name in self._deltas.get(key, ()) if name != keep]
 
-    def _remember(self, key: str) -> None:
+    def _save_for_undo(self, key: str) -> None:
         self._undo.setdefault(key, (self._values.get(key), self._deltas.get(key, ())))
 
     def _put(self, key: str, value: V | None, names: tuple[str, ...]) -> None:
@@ -131,5 +131,5 @@ class TaskState(StateView[V], Generic[V]):
 
 
 def _newest(records: list[ChangelogRecord]) -> list[ChangelogRecord]:
-    """The last word per key: one transaction needs no more."""
+    """The newest record per key: one transaction needs no more."""
     return list({record.key: record for record in records}.values())

@@ -115,7 +115,7 @@ class EmbeddedKafka:
         with self.directory.console.open("wb") as console:
             return subprocess.Popen(  # noqa: S603 - our own command
                 (*guarded, *java, "kafka.Kafka", str(self.directory.server_properties)),
-                stdin=subprocess.PIPE,  # open as long as this process lives; see guard
+                stdin=subprocess.PIPE,  # open as long as this process runs; see guard
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 pass_fds=(held,),
@@ -134,7 +134,7 @@ class EmbeddedKafka:
         if not ready:
             raise FatalError(
                 f"Apache Kafka did not come up within {self.config.start_seconds:g} s; the end of its logs in "
-                f"{self.directory.root}:\n{self.directory.last_words()}"
+                f"{self.directory.root}:\n{self.directory.log_tail()}"
             )
 
     @property
@@ -146,7 +146,7 @@ class EmbeddedKafka:
         if process is None:
             return
         await asyncio.to_thread(_end_process, process, number, patience)
-        # The guard is gone; Java, its child, is once nobody holds the directory.
+        # The guard has ended; Java, its child, has ended once the lock of the directory is free.
         os.close(await hold(self.directory, KILLED_GONE_SECONDS))
 
 

@@ -39,7 +39,7 @@ async def _listens(host: str, port: int) -> bool:
 
 async def _answers(address: str) -> bool:
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):  # else a broker that dies meanwhile would be waited for
+        async with asyncio.timeout(ANSWER_SECONDS):  # otherwise a broker that ends meanwhile would be waited for
             await _find_group_coordinator(address)
             await _get_producer_epoch(address)
     except (KafkaError, OSError):

@@ -34,7 +34,7 @@ CAPTURE_METRICS = (
         Label("status", ("ok", "incomplete", "error", "client_gone")),
         Label("kind", ("agent", "aux")),
     ),
-    _count(CAPTURE, "sampled_tokens", "tokens", "Token ids that engines said they sampled."),
+    _count(CAPTURE, "sampled_tokens", "tokens", "Token ids that engines reported as sampled."),
     _gauge(CAPTURE, "in_flight", "calls", "Model calls under way."),
     _count(CAPTURE, "abandoned_requests", "requests", "Requests whose client left before the call began."),
     _count(
@@ -52,7 +52,7 @@ CAPTURE_METRICS = (
         CAPTURE,
         "parser_failures",
         "calls",
-        "Calls whose reply the engine's parser misread, by sign.",
+        "Calls with a reply that the engine's parser misread, by sign.",
         Label("sign", ("tool_args_empty", "tool_parse_error")),
     ),
     _count(

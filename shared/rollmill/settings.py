@@ -45,7 +45,7 @@ class KafkaSettings(BaseSettings):
     """Object storage of large values, ``file:///a/directory`` or ``s3://bucket/prefix``, the same for every program of
     the prefix; empty: every value stays in its record, and larger ones are refused (rule C1)."""
     claim_check_bytes: int = Field(default=2**20, ge=2**16)
-    """A larger value goes there, and its record holds a reference. Positions and the like always stay in the log."""
+    """Larger values are stored there, with a reference in their records. Positions and the like stay in the log."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """Protocol of the broker's listener: SSL is TLS, SASL is with a user's name and password."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"

@@ -15,7 +15,7 @@ from rollmill.cli.tail import line
 from rollmill.codec import DEAD_LETTER, DEAD_LETTER_DECISION, JSON, Headers, decode, encode, manifest_header
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange
-from rollmill.models.outcome import DeadLetterDecision
+from rollmill.models.dead_letter import DeadLetterDecision
 from rollmill.ops.dlq import DeadLetter, LetterState, Place, chosen
 from rollmill.ops.dlq.dead_letter import DeadLetters
 from rollmill.ops.dlq.manager import re_driven

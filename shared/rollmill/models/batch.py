@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
-from rollmill.models.units import TokenRange
+from rollmill.models.token_accounting import TokenRange
 from rollmill.models.versions import PolicyVersion, StalenessBasis
 
 TENSORS: dict[str, tuple[str, str]] = {
@@ -106,7 +106,7 @@ class BatchHeader(Record):
     placement: NonNegativeInt = 0
     """How often the run's steps were returned and laid out anew before: a record of a lower one is void (rule R4)."""
     filler: bool = False
-    """True: only there so that every rank has the same number of micro-batches; nothing in it is trained."""
+    """True: added so that every rank has the same number of micro-batches; nothing in it is trained."""
     policy_version: PolicyVersion
     """Newest announced version at the cut."""
     forks: dict[int, int] = Field(default_factory=dict)

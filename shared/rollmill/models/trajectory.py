@@ -15,7 +15,7 @@ from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegative
 from rollmill.models.completion import SessionStatus
 from rollmill.models.extras import Extra
 from rollmill.models.specs import SessionSpec
-from rollmill.models.units import Manifest, TokenRange
+from rollmill.models.token_accounting import Manifest, TokenRange
 from rollmill.models.versions import PolicyVersion, VersionRuns, total_length, trained_versions
 
 TrajectoryStatus = SessionStatus

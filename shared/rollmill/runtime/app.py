@@ -166,7 +166,7 @@ async def _verified_topics(settings: ServiceSettings) -> None:
 
 @asynccontextmanager
 async def _working(service: Service, context: ServiceContext, application: FastStream) -> AsyncIterator[None]:
-    """Tasks and workers live between start and drain; the first failure asks the application to exit."""
+    """Tasks and workers run between start and drain; the first failure asks the application to exit."""
     context.health.expect(service.name)
     await context.broker.start()
     work = asyncio.create_task(_work(service, context, application), name="work")

@@ -1,4 +1,4 @@
-"""Blobs by their digest in object storage: a directory, or a bucket. No call holds up the event loop.
+"""Blobs by their digest in object storage: a directory, or a bucket. No call blocks the event loop.
 
 ``<url>/<prefix>blobs/<first two characters>/<digest>``; what garbage collection has moved out is kept for a while in
 ``<prefix>trash``, where readers still find it.
@@ -40,7 +40,7 @@ class StorageUnreachableError(RetryableError, OSError):
 
 @dataclass(frozen=True)
 class Blob:
-    """One that is there. ``written_at``: seconds since the epoch, by the storage's clock."""
+    """One in the storage. ``written_at``: seconds since the epoch, by the storage's clock."""
 
     digest: str
     size: int
@@ -63,7 +63,7 @@ class BlobStore:
         self._bucket = None if self._directory is not None else _opened(url)
 
     async def put(self, digest: str, content: bytes, shelf: Shelf = "blobs") -> None:
-        """Durable when this returns. A blob that is there is written again, so that it counts as new."""
+        """Durable when this returns. An existing blob is written again, so that it counts as new."""
         import obstore  # noqa: PLC0415  # comes with an extra
 
         with _reachable():
@@ -72,9 +72,9 @@ class BlobStore:
                 await asyncio.to_thread(_to_disk, self._directory / self._path(digest, shelf), self._directory)
 
     async def get(self, digest: str, most: int, shelf: Shelf = "blobs") -> bytes | None:
-        """The content; None: not there. At most ``most`` bytes and one are read of it.
+        """The content; None: no such blob. At most ``most`` bytes and one are read of it.
 
-        A directory that is gone as a whole is a storage that is away.
+        Where the whole directory is missing, the storage counts as unreachable.
         """
         import obstore  # noqa: PLC0415  # comes with an extra
 

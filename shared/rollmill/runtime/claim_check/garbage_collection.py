@@ -79,8 +79,8 @@ class _Collector:
             if not self._dry:
                 await self._move(blob, "blobs", "trash")
 
-    async def look_again(self, blob: Blob, there: set[str]) -> None:
-        if blob.digest in self._referenced and blob.digest not in there:
+    async def look_again(self, blob: Blob, present: set[str]) -> None:
+        if blob.digest in self._referenced and blob.digest not in present:
             self.found.restored += 1
             if not self._dry:
                 await self._move(blob, "trash", "blobs")

@@ -139,7 +139,7 @@ class TaskLocal:
     """What a stage keeps in memory for one task, besides the task's state. This class keeps nothing.
 
     What may be in it: caches of what state and records give, where values are stored (memory or a local file), timers'
-    notes of what they have seen and asked for, counters for log lines. All of it may be lost at any time, so it must
+    notes of what they have seen and requested, counters for log lines. All of it may be lost at any time, so it must
     never decide what a stage puts out, except *when* a timer fires or how often its record is repeated. It is not in
     the changelog.
 

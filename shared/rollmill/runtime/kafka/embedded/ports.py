@@ -28,7 +28,7 @@ class Ports(BaseModel):
 def choose_ports(path: Path, wanted: int | None) -> Ports:
     """Ports for this start, remembered in ``path``.
 
-    ``wanted`` is the client port that was asked for, or None; ConfigurationError where that one is taken.
+    ``wanted`` is the requested client port, or None; ConfigurationError where that one is taken.
     """
     before = Ports.model_validate_json(path.read_bytes()) if path.exists() else None
     broker = _asked_for(wanted) if wanted is not None else _kept_or_free(before.broker if before else None)

@@ -16,7 +16,7 @@ ANSWER_SECONDS = 10.0
 
 
 async def wait_until_ready(host: str, port: int, *, alive: Callable[[], bool]) -> bool:
-    """Wait for the broker to answer; False as soon as ``alive`` says that there is nothing to wait for.
+    """Wait for the broker to answer; False as soon as ``alive`` returns False.
 
     The caller bounds the time. Both coordinators' topics exist afterwards, so no client waits for them again.
     """

@@ -41,11 +41,11 @@ CAPTURE_METRICS = (
         CAPTURE,
         "turned_away",
         "calls",
-        "Calls refused before the engine was asked, by the error.",
+        "Calls refused before they reached the engine, by the error.",
         Label("reason", ("LogAwayError", "NoRoomError", "PausedTooLongError"), free=True),
     ),
     _count(CAPTURE, "continued_replies", "replies", "Replies that broke off at a weight update, and were continued."),
-    _count(CAPTURE, "replayed_replies", "replies", "Replies given again to a client that asked again."),
+    _count(CAPTURE, "replayed_replies", "replies", "Replies sent again to a client that repeated its request."),
     _count(CAPTURE, "kv_maybe_stale", "calls", "Calls whose cached prompt older weights may have filled.", _POLICY),
     _count(CAPTURE, "calls_at_version_zero", "calls", "Calls before any version was announced.", _POLICY),
     _count(

@@ -26,20 +26,20 @@ EXCLUSIONS = ("aux", "client_gone", "error", "incomplete", "late", "no_ids", "no
 CUT_EXCLUSIONS = ("group_expired", "group_too_small", "late_for_group", "stale", "trace_not_graded", "zero_variance")
 
 EVENTS = "stage_events"
-_EVENTS_HELP = "What a stage did or passed over, by name."
+_EVENTS_HELP = "What a stage did or ignored, by name."
 BUILDER_EVENTS = {
     "sessions_opened": "sessions opened",
     "sessions_closed": "sessions that ended, for whatever reason",
     "sessions_failed": "sessions of which nothing could be built",
-    "sessions_unmerged": "sessions of several traces, none of which goes on from another",
+    "sessions_unmerged": "sessions with several traces, none of which continues another",
     "completions": "calls accepted",
     "late": "calls that came after their session's end",
     "after_close": "other records that came after their session's end",
-    "duplicates": "records known already",
-    "expiries_ignored": "timers that were overtaken",
+    "duplicates": "records that were processed before",
+    "expiries_ignored": "timers that were no longer due",
     "traces": "traces built",
-    "traces_split": "traces that go on from the end of another one's context",
-    "drift_repaired": "replies that stand in a later prompt in other tokens, and were put back",
+    "traces_split": "traces that continue after another one's context was cut",
+    "drift_repaired": "replies that a later prompt had in other tokens, replaced by the sampled ones",
     "scaffolds_merged": "replies with tokens of the template in front",
     "duplicate_end_tokens": "end-of-turn tokens that came twice",
     "replies_cut": "replies shortened to the length of a trace",
@@ -48,21 +48,21 @@ MERGER_EVENTS = {
     "trajectories": "revisions sent",
     "graded": "revisions with a reward",
     "ungraded": "revisions without one",
-    "duplicates": "records known already",
-    "repeats_with_another_result": "grades that an evaluator gave again, differently",
-    "evaluations_waiting": "grades that came before their trajectory",
-    "evaluations_orphaned": "grades without a trajectory, discarded",
-    "evaluations_sent_on": "grades found on another partition than their session's",
-    "revisions_closed": "sessions that take no more grades",
+    "duplicates": "records that were processed before",
+    "repeats_with_another_result": "evaluations repeated with another result, ignored",
+    "evaluations_waiting": "evaluations that came before their trajectory",
+    "evaluations_orphaned": "evaluations without a trajectory, discarded",
+    "evaluations_sent_on": "evaluations on another partition than their session's, rerouted",
+    "revisions_closed": "sessions that accept no more evaluations",
     "markers_forgotten": "sessions forgotten",
     "timers_asked": "timers written",
-    "timers_ignored": "timers that were overtaken",
+    "timers_ignored": "timers that were no longer due",
 }
 BATCHER_EVENTS = {
-    "trajectories": "trajectories taken, or refused at once",
+    "trajectories": "trajectories accepted, or refused at once",
     "revisions": "trajectories that replaced an earlier revision",
     "revisions_after_cut": "revisions that came after their group's end",
-    "duplicates": "trajectories known already",
+    "duplicates": "trajectories that were processed before",
     "other_policy": "trajectories of another policy, refused",
     "eval": "trajectories of eval sessions, never trained",
     "evals_graded": "of these, with a reward",
@@ -70,7 +70,7 @@ BATCHER_EVENTS = {
     "collect": "trajectories of collect sessions, never trained",
     "late_for_group": "trajectories that came after their group was closed, refused",
     "announcements": "policy versions read from the topic",
-    "announcements_of_others": "the same of other runs and policies, passed over",
+    "announcements_of_others": "the same of other runs and policies, ignored",
     "acknowledged": "acknowledgements of steps by ranks",
     "acknowledgements_of_void_records": "acknowledgements of steps that were laid out anew since",
     "rewound": "returns of a rank to an earlier step",
@@ -83,8 +83,8 @@ BATCHER_EVENTS = {
     "micro_batches": "micro-batches made",
     "fillers": "empty ones among them",
     "equal_rewards": "closed groups whose rollouts that count all got one reward, so that nothing is compared",
-    "rollouts_failed": "rollouts of closed groups that count although agent or time ran out",
-    "rollouts_ungraded": "rollouts of closed groups that count for nothing, for want of a grade",
+    "rollouts_failed": "rollouts of closed groups that count although they failed or ran out of time",
+    "rollouts_ungraded": "rollouts of closed groups that do not count, as they have no reward",
 }
 
 
@@ -107,7 +107,7 @@ def _gauge(name: str, unit: str, text: str, components: tuple[str, ...], *labels
 
 
 ENGINE_METRICS = (
-    _counter("records", "records", "Records read and settled.", STAGES, Label("topic"), family=None),
+    _counter("records", "records", "Records read and processed.", STAGES, Label("topic"), family=None),
     _counter(
         "transactions",
         "transactions",
@@ -115,11 +115,11 @@ ENGINE_METRICS = (
         STAGES,
         family=None,
     ),
-    _counter("task_failures", "failures", "Failures after which a task was opened again.", STAGES, _TASK, family=None),
+    _counter("task_failures", "failures", "Failures after which a task was started again.", STAGES, _TASK, family=None),
     _counter(
         "dead_letters",
         "records",
-        "Records set aside, by reason.",
+        "Records that became dead letters, by reason.",
         STAGES,
         Label("reason", DEAD_LETTER_REASONS, free=True),
         family="dead_letters_",

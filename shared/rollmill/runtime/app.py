@@ -53,7 +53,7 @@ class Service:
     stages: tuple[Processor[Any, Any], ...] = ()
     workers: tuple[Worker, ...] = ()
     checks: tuple[Worker, ...] = ()
-    """What has to hold before anything runs: each raises where it does not."""
+    """Run before anything else: each raises where a condition is not met."""
     uvloop: bool = False
     """Run on uvloop where it is installed: for services that move many small pieces between sockets."""
 
@@ -79,7 +79,7 @@ class ServiceContext:
 def run(service: Service, arguments: Sequence[str] = ()) -> int:
     """Run a service until SIGTERM or SIGINT. Returns its exit code: 0 drained, 70 fatal, 75 fenced.
 
-    With the argument ``--print-config`` it prints its settings, secrets masked, and is done.
+    With the argument ``--print-config`` it prints its settings, secrets masked, and returns.
     """
     settings = service.settings
     if PRINT_CONFIG in arguments:
@@ -140,7 +140,7 @@ def _application(service: Service, context: ServiceContext) -> FastStream:
             yield
 
     async def drain() -> None:
-        """Before FastStream stops the broker: what is in hand may still have to be published."""
+        """Before FastStream stops the broker: what is being processed may still have to be published."""
         context.stop.set()
         with suppress(TimeoutError):
             await asyncio.wait_for(context.drained.wait(), service.settings.drain_seconds)
@@ -215,7 +215,9 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
 
 def _exit_code(context: ServiceContext) -> int:
     for failure in context.failures:
-        log.error("service cannot go on", error=str(failure), kind=type(failure).__name__, exc_info=failure)
+        log.error(
+            "the service stops after a failure", error=str(failure), kind=type(failure).__name__, exc_info=failure
+        )
     if not context.failures:
         return EXIT_DRAINED
     return exit_code(context.failures[0])

@@ -53,7 +53,7 @@ def _dispositions(record: InputRecord, stage: str, error: PoisonRecordError) -> 
 
 @dataclass(frozen=True)
 class DeadLetterBudget:
-    """A leaky bucket whose level is in the task's changelog, so that a crash loop does not drain the topic.
+    """A leaky bucket with its level in the task's changelog, so that a crash loop does not drain the topic.
 
     Every dead letter adds 1; every ``leak`` good records take 1 away; above ``limit`` the task stops.
     """

@@ -24,10 +24,10 @@ class ChangelogRecord:
     manifest: Manifest | None = None
 
 
-def delta_key(state_key: str, origin: str, index: int) -> str:
-    """Changelog key of a delta: sorts by input offset within a state key.
+def update_key(state_key: str, origin: str, index: int) -> str:
+    """Changelog key of an update: sorts by input offset within a state key.
 
-    ``origin`` is `origin_of` an input record; ``index`` counts the deltas of one state key from one record.
+    ``origin`` is `origin_of` an input record; ``index`` is the update's place among those of one record.
     """
     return f"{state_key}/{origin}.{index}"
 
@@ -56,7 +56,7 @@ class TaskState(StateView[V], Generic[V]):
     def __init__(self, apply: Apply[V]) -> None:
         super().__init__()
         self._apply = apply
-        self._deltas: dict[str, tuple[str, ...]] = {}
+        self._changelog_keys: dict[str, tuple[str, ...]] = {}
         self._undo: dict[str, tuple[V | None, tuple[str, ...]]] = {}
 
     @classmethod
@@ -70,7 +70,7 @@ class TaskState(StateView[V], Generic[V]):
         for key in outputs.deletes:
             records += self._delete(key)
         for index, update in enumerate(outputs.updates):
-            name = f"{update.key}/{REPLACING}" if update.replaces else delta_key(update.key, origin, index)
+            name = f"{update.key}/{REPLACING}" if update.replaces else update_key(update.key, origin, index)
             if update.replaces:
                 records += self._tombstones_of_others(update.key, name)
             self._apply_update(update.key, name, update.payload, replaces=update.replaces)
@@ -86,48 +86,48 @@ class TaskState(StateView[V], Generic[V]):
         """`restore` record by record. Payloads leave ``live`` as they are folded, so that they are held once."""
         ordered = sorted(live, key=lambda name: (_state_key(name), name))
         for key, group in groupby(ordered, key=_state_key):
-            names = tuple(name.decode() for name in group)
+            changelog_keys = tuple(name.decode() for name in group)
             value: V | None = None
-            for name in names:
+            for name in changelog_keys:
                 before = None if name.endswith(REPLACED) else value
                 value = self._apply(key.decode(), before, live.pop(name.encode()))
                 yield
-            self._put(key.decode(), value, names)
+            self._put(key.decode(), value, changelog_keys)
 
     def commit(self) -> None:
         self._undo.clear()
 
     def rollback(self) -> None:
         """Return every key to its value at the last commit."""
-        for key, (value, names) in self._undo.items():
-            self._put(key, value, names)
+        for key, (value, changelog_keys) in self._undo.items():
+            self._put(key, value, changelog_keys)
         self._undo.clear()
 
     def _apply_update(self, key: str, name: str, payload: bytes, *, replaces: bool) -> None:
         self._save_for_undo(key)
         before = None if replaces else self._values.get(key)
-        names = () if replaces else self._deltas.get(key, ())
-        self._put(key, self._apply(key, before, payload), (*names, name))
+        changelog_keys = () if replaces else self._changelog_keys.get(key, ())
+        self._put(key, self._apply(key, before, payload), (*changelog_keys, name))
 
     def _delete(self, key: str) -> list[ChangelogRecord]:
         self._save_for_undo(key)
-        names = self._deltas.get(key, ())
+        changelog_keys = self._changelog_keys.get(key, ())
         self._put(key, None, ())
-        return [ChangelogRecord(name, None) for name in names]
+        return [ChangelogRecord(name, None) for name in changelog_keys]
 
     def _tombstones_of_others(self, key: str, keep: str) -> list[ChangelogRecord]:
-        return [ChangelogRecord(name, None) for name in self._deltas.get(key, ()) if name != keep]
+        return [ChangelogRecord(name, None) for name in self._changelog_keys.get(key, ()) if name != keep]
 
     def _save_for_undo(self, key: str) -> None:
-        self._undo.setdefault(key, (self._values.get(key), self._deltas.get(key, ())))
+        self._undo.setdefault(key, (self._values.get(key), self._changelog_keys.get(key, ())))
 
-    def _put(self, key: str, value: V | None, names: tuple[str, ...]) -> None:
+    def _put(self, key: str, value: V | None, changelog_keys: tuple[str, ...]) -> None:
         if value is None:
             self._values.pop(key, None)
-            self._deltas.pop(key, None)
+            self._changelog_keys.pop(key, None)
         else:
             self._values[key] = value
-            self._deltas[key] = names
+            self._changelog_keys[key] = changelog_keys
 
 
 def _newest(records: list[ChangelogRecord]) -> list[ChangelogRecord]:

@@ -15,7 +15,7 @@ MODULES = "org.apache.kafka.common.security"
 
 
 class Listener(BaseModel):
-    """A further listener: clients that connect to it are told to reach the broker at ``advertised_port``.
+    """A further listener: to clients that connect to it the broker advertises ``advertised_port``.
 
     A proxy may listen there, so that one client's network can fail alone (rule C6).
     """

@@ -1,4 +1,4 @@
-"""When a broker may be used: its metadata and both coordinators answer. An open port says none of that."""
+"""When a broker may be used: its metadata and both coordinators answer. An open port does not show that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def wait_until_ready(host: str, port: int, *, alive: Callable[[], bool]) -
 
 
 async def _listens(host: str, port: int) -> bool:
-    # Asked first because aiokafka logs an error for every refused connection.
+    # Tried first because aiokafka logs an error for every refused connection.
     try:
         _, writer = await asyncio.open_connection(host, port)
     except OSError:

@@ -82,7 +82,7 @@ BATCHER_EVENTS = {
     "steps": "steps made",
     "micro_batches": "micro-batches made",
     "fillers": "empty ones among them",
-    "equal_rewards": "closed groups whose rollouts that count all got one reward, so that nothing is compared",
+    "equal_rewards": "closed groups with one reward for all rollouts that count, so that nothing is compared",
     "rollouts_failed": "rollouts of closed groups that count although they failed or ran out of time",
     "rollouts_ungraded": "rollouts of closed groups that do not count, as they have no reward",
 }

@@ -104,7 +104,7 @@ async def run_once(stack: Stack, seed: int, faults: Sequence[Fault], pause: floa
     result = RunResult(seed, Counter(fault.kind.value for fault in faults))
     load = Workload(stack.capture_url, f"s{seed}", pause)
     working = asyncio.create_task(load.run())
-    alarm = asyncio.create_task(stack.supervisor.alarm())
+    alarm = asyncio.create_task(stack.supervisor.fatal_exit())
     try:
         await _inject_faults(stack, faults, result)
         load.stop()

@@ -138,7 +138,7 @@ class Loop:
 
     async def _alarm(self) -> None:
         if self._pipeline.supervisor is not None:
-            raise FatalError(await self._pipeline.supervisor.alarm())
+            raise FatalError(await self._pipeline.supervisor.fatal_exit())
 
     async def _patience(self) -> None:
         """A run of which every token is excluded would go on for ever."""

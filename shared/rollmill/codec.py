@@ -55,7 +55,7 @@ def decode(kind: Any, value: bytes | None, headers: Headers = ()) -> Any:
     if len(value) > MAX_BYTES:
         raise PoisonRecordError("too_large", f"{len(value)} bytes, at most {MAX_BYTES} are read")
     if value.startswith(REFERENCE):
-        raise PoisonRecordError("unredeemed", "the value lies in object storage, and only a reference is here")
+        raise PoisonRecordError("unredeemed", "the value is in object storage, and this is only a reference to it")
     data = _parse(value, _content_type(value, headers))
     try:
         return _adapter(kind).validate_python(data)

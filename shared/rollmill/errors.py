@@ -2,12 +2,12 @@
 
 RollmillError
 ├── RetryableError        the same call may succeed later; retried with a budget
-│   └── InfrastructureError   what surrounds an evaluator failed; after the last try: not graded, with a reason
+│   └── InfrastructureError   what an evaluator depends on failed; after the last try: not graded, with a reason
 ├── NotGradedError        an evaluator can give no number, and trying again does not help: not graded, with a reason
 ├── PoisonRecordError     this record only: dead letter with a reason code, go on
 ├── BackpressureError     come back later; HTTP 429 or 503 with Retry-After
 ├── InvalidInputError     the caller's input is wrong; HTTP 4xx with advice
-└── FatalError            stop the process, loudly (exit code 70)
+└── FatalError            stop the process; an operator has to act (exit code 70)
     ├── ConfigurationError    settings or cluster contradict what the code needs
     └── FencedError           another owner has taken the task (exit code 75)
 """
@@ -30,9 +30,9 @@ class RetryableError(RollmillError):
 
 
 class InfrastructureError(RetryableError):
-    """What an evaluator stands on failed, not what it grades. ``reason`` is a stable code for the evaluation.
+    """What an evaluator depends on failed, not what it grades. ``reason`` is a stable code for the evaluation.
 
-    ``retry_after``: seconds until the next try, where somebody said so.
+    ``retry_after``: seconds until the next try, where the other side gave it.
     """
 
     def __init__(self, reason: str, detail: str, *, retry_after: float | None = None) -> None:
@@ -75,7 +75,7 @@ class InvalidInputError(RollmillError):
 
 
 class FatalError(RollmillError):
-    """Nothing sensible can be done but to stop and be noticed."""
+    """The process has to stop, and an operator has to act."""
 
     exit_code = EXIT_FATAL
 

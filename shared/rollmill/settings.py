@@ -1,4 +1,4 @@
-"""Settings common to all programs, from ``ROLLMILL_*`` environment variables; the reason stands under each field."""
+"""Settings common to all programs, from ``ROLLMILL_*`` environment variables; each field gives its reason."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class KafkaSettings(BaseSettings):
     no batcher), or nothing, where runs are only collected. There is one consumer of record (rule A9)."""
     claim_check_url: str = ""
     """Object storage of large values, ``file:///a/directory`` or ``s3://bucket/prefix``, the same for every program of
-    the prefix; empty: every value lies in its record, and larger ones are refused (rule C1)."""
+    the prefix; empty: every value stays in its record, and larger ones are refused (rule C1)."""
     claim_check_bytes: int = Field(default=2**20, ge=2**16)
-    """A larger value goes there, and its record holds a reference. Positions and the like always stay in the log."""
+    """Larger values are stored there, with a reference in their records. Positions and the like stay in the log."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    """How the broker's listener is spoken to: SSL is TLS, SASL is with a user's name and password."""
+    """Protocol of the broker's listener: SSL is TLS, SASL is with a user's name and password."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     """PLAIN sends the password itself, so it is allowed with TLS alone."""
     sasl_username: str = ""
@@ -63,7 +63,7 @@ class KafkaSettings(BaseSettings):
     tls_check_hostname: bool = True
     """Whether the broker's certificate must name the host that was asked; False for tunnels alone."""
     failpoints: str = ""
-    """For tests of failures alone: where this program dies, fails or stands still (`rollmill.runtime.failpoints`)."""
+    """For tests of failures alone: where this program ends, fails or is suspended (`rollmill.runtime.failpoints`)."""
 
     @field_validator("failpoints")
     @classmethod

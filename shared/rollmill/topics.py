@@ -1,4 +1,4 @@
-"""The registry of topics: one statement of name, key, model, format, retention, sizes, who writes and who reads.
+"""The registry of topics: name, key, model, format, retention, sizes, who writes and who reads.
 
 The README's table, ``schemas/topics.yaml`` and ``rollmill topics`` are generated from it.
 """
@@ -285,7 +285,7 @@ CLAIM_CHECKED: tuple[Topic, ...] = (
     STATE_REWARD_MERGER,
     STATE_BATCHER,
 )
-"""Their large values may lie in object storage. Micro-batches are bounded by design, the others are small."""
+"""Their large values may be stored in object storage. Micro-batches are bounded by design, the others are small."""
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -24,7 +24,7 @@ import pytest
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.supervisor import DRAIN_ORDER, free_port, kafka_environment
-from rollmill.runtime.supervisor.probe import is_ready
+from rollmill.runtime.supervisor.supervisor import is_ready
 from rollmill.settings import KafkaSettings
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e]

@@ -10,7 +10,7 @@ from moto.server import ThreadedMotoServer
 
 from rollmill.errors import PoisonRecordError
 from rollmill.runtime.claim_check import BlobReference, BlobStore, ClaimCheck, StorageUnreachableError
-from rollmill.runtime.claim_check.garbage_collection import sweep
+from rollmill.runtime.claim_check.garbage_collection import collect_garbage
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BUILT
 
@@ -44,7 +44,7 @@ async def test_a_bucket_keeps_returns_and_forgets(server: ThreadedMotoServer) ->
             yield digest
 
     for step in ("to_trash", "deleted"):
-        swept = await sweep(store, none, now=4e9, safety_seconds=60, dry_run=False)
+        swept = await collect_garbage(store, none, now=4e9, safety_seconds=60, dry_run=False)
         assert getattr(swept, step) == 1
     with pytest.raises(PoisonRecordError, match="missing_blob"):
         await claims.resolve(reference)

@@ -163,11 +163,15 @@ REFUSALS = [
     ("SSL", {"tls_ca_file": None}, "set ROLLMILL_TLS_CA_FILE"),
     ("STRANGER", {}, "certificate is for another name"),
     ("MUTUAL", {"tls_certificate_file": None, "tls_key_file": None}, "ROLLMILL_TLS_CERTIFICATE_FILE"),
-    ("SSL", {"security_protocol": "PLAINTEXT"}, "it speaks TLS there; set ROLLMILL_SECURITY_PROTOCOL to SSL"),
-    ("PLAINTEXT", {"security_protocol": "SSL"}, "it speaks no TLS there; set ROLLMILL_SECURITY_PROTOCOL to PLAINTEXT"),
+    ("SSL", {"security_protocol": "PLAINTEXT"}, "it uses TLS there; set ROLLMILL_SECURITY_PROTOCOL to SSL"),
+    ("PLAINTEXT", {"security_protocol": "SSL"}, "does not use TLS there; set ROLLMILL_SECURITY_PROTOCOL to PLAINTEXT"),
     ("SASL_PLAINTEXT", {"security_protocol": "PLAINTEXT"}, "it asks for a user"),
     ("SASL_SSL", {"security_protocol": "SSL"}, "it asks for a user"),
-    ("SSL", {"security_protocol": "SASL_SSL", "sasl_username": "alice", "sasl_password": PASSWORD}, "asks for no user"),
+    (
+        "SSL",
+        {"security_protocol": "SASL_SSL", "sasl_username": "alice", "sasl_password": PASSWORD},
+        "not ask for a user",
+    ),
 ]
 
 

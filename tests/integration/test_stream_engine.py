@@ -117,7 +117,7 @@ async def test_counts_go_on_after_a_restart_each_once(settings: ServiceSettings)
     await send(settings, "a", "enda", "a")
     async with running(settings) as (task, _, _):
         assert await outputs(settings, 6) == [b"a=1", b"b=1", b"a=2", b"a=3", b"enda=1", b"a=1"]
-        await until(lambda: dict(task.fold.state.items()) == {"a": 1, "b": 1})
+        await until(lambda: dict(task.processor.state.items()) == {"a": 1, "b": 1})
 
 
 async def test_a_cancelled_task_neither_loses_nor_doubles(settings: ServiceSettings) -> None:
@@ -125,7 +125,7 @@ async def test_a_cancelled_task_neither_loses_nor_doubles(settings: ServiceSetti
     for _ in range(4):
         task, stop = make_task(settings), asyncio.Event()
         job = asyncio.create_task(task.run(stop))
-        await until(lambda: task.fold.state.get("w") is not None)  # noqa: B023
+        await until(lambda: task.processor.state.get("w") is not None)  # noqa: B023
         job.cancel()
         with suppress(asyncio.CancelledError):
             await job
@@ -172,7 +172,7 @@ async def test_a_superseded_owner_exits_fenced_and_stays_out(settings: ServiceSe
         await send(settings, "a")
         await outputs(settings, 1)
         async with running(settings) as (new, _, _):
-            await until(lambda: new.fold.state.get("a") == 1)
+            await until(lambda: new.processor.state.get("a") == 1)
             await send(settings, "a")
             with pytest.raises(FencedError) as fenced:
                 await old
@@ -187,7 +187,7 @@ async def test_a_lost_broker_connection_is_survived(settings: ServiceSettings, k
         await kafka_broker.restart()
         await send(settings, "a")
         assert await outputs(settings, 2) == [b"a=1", b"a=2"]
-        assert task.fold.state.get("a") == 2
+        assert task.processor.state.get("a") == 2
 
 
 async def test_deleted_unread_records_stop_the_start_with_both_numbers(settings: ServiceSettings) -> None:

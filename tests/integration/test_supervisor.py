@@ -99,9 +99,9 @@ async def test_a_fenced_program_is_restarted_after_the_longer_pause(world: World
     await world.until("one: restart in 0.1 s", times=2)
 
 
-async def test_exit_code_70_rings_the_alarm_with_the_last_words(world: World) -> None:
+async def test_exit_code_70_is_reported_with_the_tail_of_the_log(world: World) -> None:
     await world.supervisor.start(world.program("one", "print('no such topic'); raise SystemExit(70)"))
-    message = await asyncio.wait_for(world.supervisor.alarm(), 20)
+    message = await asyncio.wait_for(world.supervisor.fatal_exit(), 20)
     assert "one stopped for good" in message
     assert "no such topic" in message
     assert world.supervisor.starts("one") == 1

@@ -198,7 +198,7 @@ class Process:
 
     @property
     def book(self) -> Book:
-        local = self.task.fold.local
+        local = self.task.processor.local
         assert isinstance(local, Book)
         return local
 
@@ -419,7 +419,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.processes_end_for_good_reasons_only()
         assert cluster.alive() == [last], "a zombie goes on"
         assert cluster.committed_offset() == cluster.position().offsets["in/0"]
-        assert dict(last.task.fold.state.items()) == cluster.consumed().state
+        assert dict(last.task.processor.state.items()) == cluster.consumed().state
         assert last.book.kept[-1:] == cluster.consumed().accepted[-1:]
         last.stop.set()
         cluster.loop.run_until_complete(last.job)
@@ -498,8 +498,8 @@ def without_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TaskState, "rollback", TaskState.commit)
 
 
-def without_looking_at_claims(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Task, "_refuse_claims", lambda *_: None)
+def without_looking_at_owners(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Task, "_refuse_newer_owner", lambda *_: None)
 
 
 def without_position_of_the_doubtful_transaction(patch: pytest.MonkeyPatch) -> None:
@@ -507,7 +507,7 @@ def without_position_of_the_doubtful_transaction(patch: pytest.MonkeyPatch) -> N
 
 
 def without_a_remembered_dead_letter_level(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Task, "_level", lambda _: 0.0)
+    patch.setattr(Task, "_dead_letter_level", lambda _: 0.0)
 
 
 def without_telling_of_rollbacks(patch: pytest.MonkeyPatch) -> None:
@@ -532,7 +532,7 @@ def without_telling_of_commits(patch: pytest.MonkeyPatch) -> None:
         without_changelog,
         without_fencing,
         without_rollback,
-        without_looking_at_claims,
+        without_looking_at_owners,
         without_position_of_the_doubtful_transaction,
         without_a_remembered_dead_letter_level,
         without_telling_of_rollbacks,

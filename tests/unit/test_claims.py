@@ -23,7 +23,7 @@ from rollmill.runtime.claim_check import (
     is_reference,
     largest_value,
 )
-from rollmill.runtime.claim_check.garbage_collection import Swept, sweep
+from rollmill.runtime.claim_check.garbage_collection import CollectedGarbage, collect_garbage
 from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BATCHES, BUILT, COMPLETIONS, OUTCOMES
@@ -203,8 +203,8 @@ class Log:
             yield digest
 
 
-async def swept(store: BlobStore, log: Log, now: float, *, dry_run: bool = False) -> Swept:
-    return await sweep(store, log.read, now=now, safety_seconds=HOUR, dry_run=dry_run)
+async def swept(store: BlobStore, log: Log, now: float, *, dry_run: bool = False) -> CollectedGarbage:
+    return await collect_garbage(store, log.read, now=now, safety_seconds=HOUR, dry_run=dry_run)
 
 
 async def stored(claims: ClaimCheck, value: bytes) -> tuple[bytes, str]:
@@ -253,7 +253,7 @@ async def test_a_writer_that_stores_the_same_again_during_a_sweep_loses_nothing(
         await stored(claims, LARGE)
         log.digests.append(digest)
 
-    assert (await sweep(store, read, now=now, safety_seconds=HOUR, dry_run=False)).to_trash == 1
+    assert (await collect_garbage(store, read, now=now, safety_seconds=HOUR, dry_run=False)).to_trash == 1
     assert not files(tmp_path)
     assert await claims.resolve(reference) == LARGE
     assert (await swept(store, log, now + 3 * HOUR)).restored == 1
@@ -275,5 +275,5 @@ async def test_prefixes_share_a_storage_and_not_their_blobs(tmp_path: Path) -> N
     mine, theirs = [KafkaSettings(claim_check_url=url, claim_check_bytes=LIMIT, prefix=name) for name in ("t.", "t.t.")]
     reference, _ = await stored(ClaimCheck.of(theirs), LARGE)
     found = await swept(BlobStore(url, mine.prefix), Log(), 4e9)
-    assert found == Swept()
+    assert found == CollectedGarbage()
     assert await ClaimCheck.of(theirs).resolve(reference) == LARGE

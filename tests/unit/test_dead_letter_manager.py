@@ -14,7 +14,7 @@ from rollmill.cli.timestamps import parse_time
 from rollmill.codec import DEAD_LETTER, DEAD_LETTER_DECISION, JSON, Headers, decode, encode, manifest_header
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange
-from rollmill.models.outcome import DeadLetterDecision
+from rollmill.models.dead_letter import DeadLetterDecision
 from rollmill.ops.dlq import DeadLetter, LetterNumber, LetterState, select_letters
 from rollmill.ops.dlq.dead_letter import DeadLetterIndex
 from rollmill.ops.dlq.manager import redrive_records

@@ -15,7 +15,7 @@ import structlog
 from aiokafka.errors import ProducerFenced
 
 from rollmill.runtime.telemetry.health import Health, HealthServer
-from rollmill.runtime.telemetry.logging import Repeats, configure_logging, is_news
+from rollmill.runtime.telemetry.logging import Repeats, configure_logging, is_relevant
 from rollmill.runtime.telemetry.metrics import Metrics
 
 
@@ -144,4 +144,4 @@ async def test_failures_that_aiokafka_keeps_to_itself_are_no_news(
         del future
         gc.collect()
     [record] = caplog.records
-    assert is_news(record) is heard
+    assert is_relevant(record) is heard

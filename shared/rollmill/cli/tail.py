@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from rollmill.codec import DEAD_LETTER, DEAD_LETTER_DECISION, SAFETENSORS, decode, header
 from rollmill.errors import PoisonRecordError
 from rollmill.models import DeadLetterInfo
-from rollmill.models.outcome import DeadLetterDecision
+from rollmill.models.dead_letter import DeadLetterDecision
 from rollmill.ops.ledger.batch_header import batch_header
 from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.kafka.clients import KafkaClients

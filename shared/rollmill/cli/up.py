@@ -99,7 +99,7 @@ async def _until_alarm(supervisor: Supervisor, settings: KafkaSettings) -> None:
     """Print what arrives in the topics, until a service has stopped for good."""
     progress = asyncio.create_task(watch_topics(settings, typer.echo))
     try:
-        await supervisor.alarm()
+        await supervisor.fatal_exit()
     finally:
         progress.cancel()
         await asyncio.gather(progress, return_exceptions=True)

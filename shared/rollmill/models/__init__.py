@@ -1,4 +1,7 @@
-"""The records that travel over Kafka: what is kept of a call, a session, a grade, a batch, a token's fate.
+"""The records on Kafka: calls, sessions, evaluations, batches, and what became of each token.
+
+One file per topic or part: `completion`, `session`, `specs` (what a session asks for), `trajectory`, `evaluation`,
+`batch`, `versions` (of policies), `token_accounting`, `dead_letter`, `extras`, `arrays`, `base`. Imports: nothing.
 
 Frozen pydantic models; token arrays are numpy arrays (`rollmill.models.arrays`). Nothing here does I/O.
 """
@@ -44,8 +47,8 @@ from rollmill.models.completion import (
     SessionOpened,
     SessionStatus,
 )
+from rollmill.models.dead_letter import DeadLetterInfo
 from rollmill.models.evaluation import EvalResult, Evaluation, Verdict
-from rollmill.models.outcome import DeadLetterInfo, Disposition, TokenDisposition, outcome
 from rollmill.models.session import (
     PauseMode,
     PolicyPause,
@@ -56,8 +59,16 @@ from rollmill.models.session import (
     replica_key,
 )
 from rollmill.models.specs import EvaluatorSpec, Purpose, RewardRule, SessionSpec, StrategySpec
+from rollmill.models.token_accounting import (
+    Disposition,
+    Manifest,
+    TokenDisposition,
+    TokenRange,
+    outcome,
+    token_disposition,
+    tokens_by_version,
+)
 from rollmill.models.trajectory import ExcludedUnits, Trace, TraceTurn, Trajectory, TrajectoryStatus
-from rollmill.models.units import Manifest, TokenRange, tokens_by_version
 from rollmill.models.versions import (
     PolicyAnnouncement,
     PolicySpan,
@@ -164,6 +175,7 @@ __all__ = [
     "run_lengths",
     "staleness",
     "token_ages",
+    "token_disposition",
     "tokens_by_version",
     "total_length",
     "trace_age",

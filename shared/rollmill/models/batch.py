@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
-from rollmill.models.units import TokenRange
+from rollmill.models.token_accounting import TokenRange
 from rollmill.models.versions import PolicyVersion, StalenessBasis
 
 TENSORS: dict[str, tuple[str, str]] = {
@@ -106,7 +106,7 @@ class BatchHeader(Record):
     placement: NonNegativeInt = 0
     """How often the run's steps were returned and laid out anew before: a record of a lower one is void (rule R4)."""
     filler: bool = False
-    """True: only there so that every rank has the same number of micro-batches; nothing in it is trained."""
+    """True: added so that every rank has the same number of micro-batches; nothing in it is trained."""
     policy_version: PolicyVersion
     """Newest announced version at the cut."""
     forks: dict[int, int] = Field(default_factory=dict)
@@ -136,7 +136,7 @@ class BatchHeader(Record):
     extras: dict[str, str] = Field(default_factory=dict)
     """Extras of the step by name: dtype and shape, such as ``uint8 [T, 48, 8]``, the same on every rank."""
     extras_left_out: dict[str, int] = Field(default_factory=dict)
-    """Traces whose extra of this name has another dtype or shape than that of most, and stays out, by name."""
+    """Traces with an extra of this name that has another dtype or shape than most; it is left out there. By name."""
     fingerprints: dict[str, int] = Field(default_factory=dict)
     """Traces of the step by the digest of tokenizer, chat template and model; those in none of them have no digest."""
     table: tuple[TraceRow, ...] = ()
@@ -213,7 +213,7 @@ class Rewound(Record):
     run: Identifier
     next_step: NonNegativeInt
     rank: NonNegativeInt | None = None
-    """The rank that went back; None is all of them. Ranks start at different times, each speaks for itself."""
+    """The rank that went back; None is all of them. Ranks start at different times, so each reports its own."""
     at: EventTime
 
 
@@ -235,7 +235,7 @@ class StepsReturned(Record):
     next_step: NonNegativeInt | None = None
     """The first of them; None is the first that not every rank has acknowledged."""
     offsets: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    """By partition of ``batches`` an offset that nothing of the new layout lies below."""
+    """By partition of ``batches``: an offset that no record of the new layout is below."""
     at: EventTime
 
 

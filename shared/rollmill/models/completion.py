@@ -119,7 +119,7 @@ class CompletionRecord(SessionEvent):
     request: JsonBytes | None = None
     """The body served upstream."""
     response: JsonBytes | None = None
-    """The engine's answer without ids and log-probs; None for a stream, whose message is in ``choices``."""
+    """The engine's answer without ids and log-probs; None for a stream: its message is in ``choices``."""
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -149,7 +149,7 @@ class SessionClosed(SessionEvent):
 
 
 class SessionExpired(SessionEvent):
-    """A timer's word; ignored when the session is closed, or, for ``idle``, when more was seen (rule E2)."""
+    """A timer's record; ignored when the session is closed, or, for ``idle``, when more was seen (rule E2)."""
 
     type: Literal["session_expired"] = "session_expired"
     reason: Literal["deadline", "idle", "memory_budget"]

@@ -74,12 +74,12 @@ class Evaluation(EvalResult):
     evaluator: Identifier
     """Label of the evaluator spec that it answers, or any name for an external grader."""
     supersedes: Identifier | None = None
-    """The evaluation that this one revises; None for a first word."""
+    """The evaluation that this one revises; None for a first evaluation."""
     final: bool = False
     """True only in the deadline's own record: stop waiting for whatever is missing."""
     repeatable: bool = False
     """True: the id names the work and not its result, and who repeats the work may come to another result (rule V1);
-    the first one stands. False: the same id with another result is a conflict."""
+    the first one counts. False: the same id with another result is a conflict."""
     version: str | None = None
     duration_seconds: FiniteFloat | None = Field(default=None, ge=0)
     at: EventTime = 0.0

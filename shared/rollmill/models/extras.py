@@ -25,7 +25,7 @@ def form_of(values: npt.NDArray[Any]) -> Form:
 
 
 def missing(dtype: npt.DTypeLike) -> float:
-    """What stands at tokens without a value: 0.0, -1, or the largest number where there is no sign."""
+    """The value at tokens that have none: 0.0, -1, or the largest number where there is no sign."""
     kind = np.dtype(dtype)
     return {"f": 0.0, "i": -1.0}.get(kind.kind, float(np.iinfo(kind).max) if kind.kind == "u" else 0.0)
 

@@ -30,7 +30,7 @@ class SessionEntry(Record):
     token: str | None = None
     """SHA-256 (hex) of the session's API key; None where the session id is the key."""
     closing: str | None = None
-    """SHA-256 (hex) of what the session was closed with, so that a repeated close is told from another; None: open."""
+    """SHA-256 (hex) of what the session was closed with, so that a repeated close can be recognised; None: open."""
 
 
 class PauseMode(StrEnum):
@@ -49,7 +49,7 @@ class PolicyPause(Record):
     type: Literal["policy_gate"] = "policy_gate"
     policy: Identifier
     number: PositiveInt
-    """Counts the pauses and resumes of the policy; the highest one holds."""
+    """Counts the pauses and resumes of the policy; the highest one is valid."""
     mode: PauseMode | None
     """None: calls go on."""
     version: PolicyVersion | None = None
@@ -69,7 +69,7 @@ class ReplicaHeartbeat(Record):
     replica: Identifier
     at: EventTime
     reached: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    """Policy to the number of its newest gate that this replica is done with: no call that it holds up is in flight."""
+    """Policy to the number of its newest pause that is complete at this replica: no call that it stops is in flight."""
 
     @property
     def key(self) -> str:

@@ -23,7 +23,7 @@ class RewardRule(StrEnum):
 
     The mean and the sum use the weights, and like the minimum and the maximum (of each trace by itself) they need a
     grade from each evaluator. ``first`` takes the first graded one in the order of the spec: a fallback. ``last`` takes
-    the one that was said last: a person's word after a machine's.
+    the one that was reported last: a person's after a machine's.
     """
 
     WEIGHTED_MEAN = "weighted_mean"

@@ -15,14 +15,14 @@ from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegative
 from rollmill.models.completion import SessionStatus
 from rollmill.models.extras import Extra
 from rollmill.models.specs import SessionSpec
-from rollmill.models.units import Manifest, TokenRange
+from rollmill.models.token_accounting import Manifest, TokenRange
 from rollmill.models.versions import PolicyVersion, VersionRuns, total_length, trained_versions
 
 TrajectoryStatus = SessionStatus
 
 
 class TraceTurn(Record):
-    """Where one sampled reply lies in a trace: response tokens ``start`` to ``stop`` (exclusive)."""
+    """Where one sampled reply is in a trace: response tokens ``start`` to ``stop`` (exclusive)."""
 
     completion_id: Identifier
     choice: NonNegativeInt = 0

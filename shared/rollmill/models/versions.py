@@ -130,7 +130,7 @@ class PolicySpan(Record):
 
 
 class PolicyAnnouncement(Record):
-    """The trainer's word that every engine has loaded a version (topic ``policies``)."""
+    """The trainer's announcement that every engine has loaded a version (topic ``policies``)."""
 
     policy: Identifier = "policy"
     version: PolicyVersion

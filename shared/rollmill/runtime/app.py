@@ -24,7 +24,7 @@ from faststream.kafka import KafkaBroker
 from rollmill.errors import EXIT_CRASHED, EXIT_DRAINED, EXIT_FATAL, ConfigurationError, FatalError, RetryableError
 from rollmill.runtime.failpoints import Failpoints
 from rollmill.runtime.kafka.admin import verify_topics
-from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
 from rollmill.runtime.kafka.clients import KafkaClients, faststream_broker
 from rollmill.runtime.stream.processor import Processor
 from rollmill.runtime.stream.runner import run_stages
@@ -53,7 +53,7 @@ class Service:
     stages: tuple[Processor[Any, Any], ...] = ()
     workers: tuple[Worker, ...] = ()
     checks: tuple[Worker, ...] = ()
-    """What has to hold before anything runs: each raises where it does not."""
+    """Run before anything else: each raises where a condition is not met."""
     uvloop: bool = False
     """Run on uvloop where it is installed: for services that move many small pieces between sockets."""
 
@@ -79,7 +79,7 @@ class ServiceContext:
 def run(service: Service, arguments: Sequence[str] = ()) -> int:
     """Run a service until SIGTERM or SIGINT. Returns its exit code: 0 drained, 70 fatal, 75 fenced.
 
-    With the argument ``--print-config`` it prints its settings, secrets masked, and is done.
+    With the argument ``--print-config`` it prints its settings, secrets masked, and returns.
     """
     settings = service.settings
     if PRINT_CONFIG in arguments:
@@ -140,7 +140,7 @@ def _application(service: Service, context: ServiceContext) -> FastStream:
             yield
 
     async def drain() -> None:
-        """Before FastStream stops the broker: what is in hand may still have to be published."""
+        """Before FastStream stops the broker: what is being processed may still have to be published."""
         context.stop.set()
         with suppress(TimeoutError):
             await asyncio.wait_for(context.drained.wait(), service.settings.drain_seconds)
@@ -166,7 +166,7 @@ async def _verified_topics(settings: ServiceSettings) -> None:
 
 @asynccontextmanager
 async def _working(service: Service, context: ServiceContext, application: FastStream) -> AsyncIterator[None]:
-    """Tasks and workers live between start and drain; the first failure asks the application to exit."""
+    """Tasks and workers run between start and drain; the first failure asks the application to exit."""
     context.health.expect(service.name)
     await context.broker.start()
     work = asyncio.create_task(_work(service, context, application), name="work")
@@ -190,7 +190,7 @@ async def _work(service: Service, context: ServiceContext, application: FastStre
             for worker in service.workers:
                 group.create_task(_until_stopped(worker, context))
             group.create_task(context.stop.wait())
-            await asyncio.sleep(0)  # each has had its first turn, and has said by now which parts to expect
+            await asyncio.sleep(0)  # each has run once, and has declared the parts of readiness to expect
             context.health.ready(service.name)
     except* Exception as failures:  # noqa: BLE001  # every failure is reported and decides the exit code
         context.failures.extend(_leaves(failures))
@@ -200,7 +200,7 @@ async def _work(service: Service, context: ServiceContext, application: FastStre
 
 async def _until_stopped(worker: Worker, context: ServiceContext) -> None:
     try:
-        await without_strays(worker(context))
+        await without_client_cancellation(worker(context))
     finally:
         context.stop.set()
 
@@ -215,14 +215,16 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
 
 def _exit_code(context: ServiceContext) -> int:
     for failure in context.failures:
-        log.error("service cannot go on", error=str(failure), kind=type(failure).__name__, exc_info=failure)
+        log.error(
+            "the service stops after a failure", error=str(failure), kind=type(failure).__name__, exc_info=failure
+        )
     if not context.failures:
         return EXIT_DRAINED
     return exit_code(context.failures[0])
 
 
 def exit_code(failure: BaseException) -> int:
-    """What a supervisor is told: what is outside and passes is worth another start, a mistake of ours is not."""
+    """The exit code for a supervisor: a restart helps after a passing failure outside, not after a fault of ours."""
     if isinstance(failure, FatalError):
         return failure.exit_code
     return EXIT_CRASHED if isinstance(failure, PASSING) else EXIT_FATAL

@@ -1,4 +1,4 @@
-"""Named places where a program can be made to die, to fail or to stand still, for tests of what follows (rule C6).
+"""Named places where a program can be killed, made to fail or suspended, for tests of what follows (rule C6).
 
 Off unless ``ROLLMILL_FAILPOINTS`` names some: ``NAME=ACTION@PASS``, comma-separated, e.g.
 ``transaction.before_commit=kill@3,restore.claimed=pause:12``. The action happens at that pass alone, counted from 1.
@@ -19,12 +19,12 @@ from rollmill.errors import InvalidInputError, RetryableError
 
 
 class Failpoint(StrEnum):
-    """Every place, in the order of the data's way."""
+    """Every place, in the order in which data passes them."""
 
     CAPTURE_BEFORE_ACKNOWLEDGEMENT = "capture.before_acknowledgement"
-    """The reply is known, and nothing of it is in the log."""
+    """The reply is complete, and nothing of it is in the log."""
     CAPTURE_AFTER_ACKNOWLEDGEMENT = "capture.after_acknowledgement"
-    """The log or the spool has the record, and the client does not know."""
+    """The log or the spool has the record, and the client has no reply yet."""
     RESTORE_CLAIMED = "restore.claimed"
     """The former owner is fenced, and nothing of the changelog is read."""
     RESTORE_READ = "restore.read"
@@ -36,10 +36,10 @@ class Failpoint(StrEnum):
     """Every record is acknowledged, the input's offsets are not in the transaction."""
     TRANSACTION_BEFORE_COMMIT = "transaction.before_commit"
     TRANSACTION_AFTER_COMMIT = "transaction.after_commit"
-    """The log has it, and this process does not know."""
+    """The log has the transaction, and this process has no answer yet."""
     EVALUATOR_BEFORE_PUBLISH = "evaluator.before_publish"
     EVALUATOR_AFTER_PUBLISH = "evaluator.after_publish"
-    """The grade is in the log, the position is not committed."""
+    """The evaluation is in the log, the position is not committed."""
     TRAINER_BEFORE_ACK = "trainer.before_ack"
     TRAINER_AFTER_ACK = "trainer.after_ack"
 
@@ -50,7 +50,7 @@ class Action(StrEnum):
     RAISE = "raise"
     """FailpointError."""
     PAUSE = "pause"
-    """The whole process stands still for so many seconds, as in a long garbage collection."""
+    """The whole process is suspended for so many seconds, as in a long garbage collection."""
 
 
 class FailpointError(RetryableError):

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from rollmill.errors import FatalError, FencedError
 from rollmill.runtime.failpoints import Failpoints
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
+from rollmill.runtime.kafka.connection_diagnostics import diagnose_refusal
 from rollmill.runtime.kafka.transaction import (
     Offset,
     ProducerRecord,
@@ -58,7 +58,7 @@ class TransactionalWriter:
                 await producer.start()
         except Exception as error:
             await abandon(producer)
-            await refuse_settings(self._clients.settings)
+            await diagnose_refusal(self._clients.settings)
             raise FatalError(f"{self.transactional_id}: no producer: {translate(error)}") from error
         self._producer = producer
 

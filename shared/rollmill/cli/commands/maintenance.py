@@ -56,7 +56,7 @@ def collect(
 ) -> None:
     """Take away blobs that no retained record refers to: first to the trash, at a later call for good."""
     from rollmill.runtime.claim_check.blob_store import BlobStore  # noqa: PLC0415
-    from rollmill.runtime.claim_check.garbage_collection import references, sweep  # noqa: PLC0415
+    from rollmill.runtime.claim_check.garbage_collection import collect_garbage, references  # noqa: PLC0415
     from rollmill.runtime.telemetry.clock import SystemClock  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
@@ -65,7 +65,7 @@ def collect(
     if older_than < LEAST_HOURS:
         raise InvalidInputError(f"--older-than must be at least {LEAST_HOURS:g} hour: records may be under way")
     store = BlobStore(settings.claim_check_url, settings.prefix)
-    work = sweep(
+    work = collect_garbage(
         store,
         lambda: references(settings),
         now=SystemClock().now(),

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter
 
 from rollmill.models import DeadLetterInfo, Manifest
-from rollmill.models.outcome import DeadLetterDecision
+from rollmill.models.dead_letter import DeadLetterDecision
 from rollmill.topics import REGISTRY
 
 VERSION = 1

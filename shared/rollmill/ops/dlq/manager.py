@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 from rollmill.codec import DEAD_LETTER_DECISION, JSON, encode, read_manifest
 from rollmill.errors import InvalidInputError, RetryableError
 from rollmill.models import Disposition, outcome
-from rollmill.models.outcome import DeadLetterDecision
+from rollmill.models.dead_letter import DeadLetterDecision
 from rollmill.ops.dlq.dead_letter import DeadLetter, LetterNumber, LetterState, read_letters, read_value
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.transaction import ProducerRecord, Transaction, TransactionFailedError, stop_producer

@@ -7,17 +7,18 @@ from typing import Any
 
 from rollmill.errors import PoisonRecordError
 from rollmill.ops.ledger.log_reader import Log
-from rollmill.runtime.stream.claims import TaskClaimCheck
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.stream.processor import InputRecord
+from rollmill.runtime.stream.task_consumer import resolved
 from rollmill.topics import Topic
 
 
 async def records(log: Log, topic: Topic, only: int | None = None) -> AsyncIterator[InputRecord]:
     """All records of a topic, or of one partition, in order within each partition; large values from object storage."""
-    claims = TaskClaimCheck.of(log.settings)
+    claims = ClaimCheck.of(log.settings)
     async for raw in log.read(topic, only=only):
         received = InputRecord(topic, raw.partition, raw.offset, raw.key or b"", raw.value, tuple(raw.headers))
-        yield await claims.resolved(received)
+        yield await resolved(received, claims)
 
 
 def readable(record: InputRecord) -> Any:

@@ -79,7 +79,7 @@ class TaskDriver:
 
     async def feed(self, record: InputRecord) -> None:
         slot = f"{record.topic.name}/{record.partition}"
-        self._processor.take(self._batch, record, slot, self.stage.inputs.index(record.topic))
+        self._processor.process(self._batch, record, slot, self.stage.inputs.index(record.topic))
         self.positions[slot] = max(self.positions.get(slot, 0), record.offset + 1)
         if self._batch.size > MAX_UNWRITTEN or self._batch.inputs.total() >= MAX_INPUTS:
             await self.flush()

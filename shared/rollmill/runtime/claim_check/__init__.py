@@ -1,7 +1,9 @@
 """Large values outside the log: the record carries a small reference, object storage holds the bytes.
 
-`ClaimCheck` checks values in before a record is sent and redeems references after one is read, so neither stages nor
-other domain code ever see a reference. Without a configured storage nothing here is in the way.
+`claim_check` stores values before a record is sent and resolves references after one is read, so neither stages nor
+other domain code ever see a reference; without a configured storage it passes values as they are. `reference` is what a
+record carries instead; `blob_store` reads and writes blobs in a directory or bucket; `garbage_collection` deletes those
+that no record refers to. Imports: runtime.kafka, topics, codec, settings, errors.
 """
 
 from rollmill.runtime.claim_check.blob_store import BlobStore, StorageUnreachableError

@@ -1,6 +1,6 @@
-"""Blobs by their digest in object storage: a directory, or a bucket. No call holds up the event loop.
+"""Blobs by their digest in object storage: a directory, or a bucket. No call blocks the event loop.
 
-``<url>/<prefix>blobs/<first two characters>/<digest>``; what garbage collection has taken out lies for a while in
+``<url>/<prefix>blobs/<first two characters>/<digest>``; what garbage collection has moved out is kept for a while in
 ``<prefix>trash``, where readers still find it.
 """
 
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SETTING = "ROLLMILL_CLAIM_CHECK_URL"
-NOT_INSTALLED = "large values go to object storage, whose client is not installed: pip install 'rollmill[blobs]'"
+NOT_INSTALLED = (
+    "large values are stored in object storage, but its client is not installed: pip install 'rollmill[blobs]'"
+)
 
 Shelf = Literal["blobs", "trash"]
 DIGEST_LENGTH = 64
 RETRIES = 3
 ANSWER_SECONDS = 20.0
-"""For one attempt; with the tries that follow it, a storage that is away is told within twice that."""
+"""For one attempt; with the retries, an unreachable storage is reported within twice that."""
 
 
 class StorageUnreachableError(RetryableError, OSError):
@@ -38,7 +40,7 @@ class StorageUnreachableError(RetryableError, OSError):
 
 @dataclass(frozen=True)
 class Blob:
-    """One that is there. ``written_at``: seconds since the epoch, by the storage's clock."""
+    """One in the storage. ``written_at``: seconds since the epoch, by the storage's clock."""
 
     digest: str
     size: int
@@ -61,7 +63,7 @@ class BlobStore:
         self._bucket = None if self._directory is not None else _opened(url)
 
     async def put(self, digest: str, content: bytes, shelf: Shelf = "blobs") -> None:
-        """Durable when this returns. A blob that is there is written again, so that it counts as new."""
+        """Durable when this returns. An existing blob is written again, so that it counts as new."""
         import obstore  # noqa: PLC0415  # comes with an extra
 
         with _reachable():
@@ -70,9 +72,9 @@ class BlobStore:
                 await asyncio.to_thread(_to_disk, self._directory / self._path(digest, shelf), self._directory)
 
     async def get(self, digest: str, most: int, shelf: Shelf = "blobs") -> bytes | None:
-        """The content; None: not there. At most ``most`` bytes and one are read of it.
+        """The content; None: no such blob. At most ``most`` bytes and one are read of it.
 
-        A directory that is gone as a whole is a storage that is away.
+        Where the whole directory is missing, the storage counts as unreachable.
         """
         import obstore  # noqa: PLC0415  # comes with an extra
 
@@ -107,7 +109,7 @@ class BlobStore:
                         yield Blob(name, item["size"], item["last_modified"].timestamp())
 
     def _store(self, *, make: bool = False) -> ObjectStore:
-        """A directory that is not there may be a disk that is not mounted: it is away, unless it is to be made."""
+        """A directory that is not there may be an unmounted disk: it is unreachable, unless it is to be made."""
         from obstore.store import LocalStore  # noqa: PLC0415  # comes with an extra
 
         if self._bucket is not None:
@@ -140,7 +142,7 @@ def _opened(url: str) -> ObjectStore:
 
 @contextmanager
 def _reachable() -> Iterator[None]:
-    """What the storage says turned into one error; the caller tries again later."""
+    """Turns errors of the storage into one; the caller tries again later."""
     from obstore.exceptions import BaseError  # noqa: PLC0415  # comes with an extra
 
     try:

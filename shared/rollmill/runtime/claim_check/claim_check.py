@@ -1,4 +1,4 @@
-"""Check values in before they are sent, redeem references after they are read: the one seam of large values."""
+"""Store large values before their records are sent, resolve references after records are read: the claim check."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ class ClaimCheck:
         return list(await asyncio.gather(*(self._checked(record, places) for record in records)))
 
     async def resolve(self, value: bytes | None) -> bytes | None:
-        """The value that a reference stands for; anything else is returned as it is.
+        """The value that a reference points to; anything else is returned as it is.
 
         Raises PoisonRecordError ``missing_blob``, ``corrupt_blob``, ``no_blob_store``, ``too_large`` or ``malformed``,
-        and StorageUnreachableError, after which nothing is known.
+        and StorageUnreachableError, after which it is unknown whether the blob exists.
         """
         if value is None or not is_reference(value):
             return value
         reference = BlobReference.decode(value)
         if self._store is None:
             raise PoisonRecordError(
-                "no_blob_store", "the value lies in object storage: set ROLLMILL_CLAIM_CHECK_URL as its writer has it"
+                "no_blob_store", "the value is in object storage: set ROLLMILL_CLAIM_CHECK_URL as its writer has it"
             )
         if reference.size > MAX_BYTES:
             raise PoisonRecordError("too_large", f"{reference.size} bytes, at most {MAX_BYTES} are read")
         return await self._get(self._store, reference)
 
     async def read(self, topic: Topic, value: bytes | None, headers: Headers) -> Any:
-        """The decoded value of a record of ``topic``, wherever it was kept. Raises as `decode` and `resolve` do."""
+        """The decoded value of a record of ``topic``, or of its blob. Raises as `decode` and `resolve` do."""
         return decode(topic.model, await self.resolve(value), headers)
 
     async def resolve_all(self, values: Mapping[K, bytes]) -> dict[K, bytes]:
-        """The same for a task's state. A state without its bytes cannot be gone on with: raises FatalError."""
+        """The same for a task's state. A task cannot continue without its state: raises FatalError."""
         try:
             return {key: await self.resolve(value) or value for key, value in values.items()}
         except PoisonRecordError as error:

@@ -1,8 +1,8 @@
 """Garbage collection of blobs that no retained record refers to.
 
 Nothing is deleted at once. A blob that is older than the safety age and unreferenced moves to the trash, where readers
-still find it; what has lain in the trash for as long again, and is still unreferenced, is deleted, and what a record
-refers to by then comes back. So a writer that stores the same content again while a sweep is under way loses nothing,
+still find it; what has been in the trash for as long again, and is still unreferenced, is deleted, and what a record
+refers to by then comes back. So a writer that stores the same content again during a collection loses nothing,
 provided that its record is committed within the safety age.
 """
 
@@ -25,8 +25,8 @@ POLL_MS = 200
 
 
 @dataclass
-class Swept:
-    """What a sweep found and did, in blobs; ``bytes_deleted`` in bytes."""
+class CollectedGarbage:
+    """What a collection found and did, in blobs; ``bytes_deleted`` in bytes."""
 
     blobs: int = 0
     referenced: int = 0
@@ -40,53 +40,53 @@ class Swept:
         return asdict(self)
 
 
-async def sweep(
+async def collect_garbage(
     store: BlobStore,
     read_references: Callable[[], AsyncIterator[str]],
     *,
     now: float,
     safety_seconds: float,
     dry_run: bool,
-) -> Swept:
-    """Sweep the blobs of a prefix, to whose retained records ``read_references`` yields the digests they refer to.
+) -> CollectedGarbage:
+    """Collect the blobs of a prefix; ``read_references`` yields the digests that its retained records refer to.
 
-    ``dry_run``: count only. The blobs are listed before the records are read: what comes later is not looked at.
+    ``dry_run``: count only. The blobs are listed before the records are read: what is written later is not looked at.
     """
     blobs = [blob async for blob in store.listed()]
     trash = [blob async for blob in store.listed("trash")]
     referenced = {digest async for digest in read_references()}
-    sweeper = _Sweep(store, referenced, now - safety_seconds, dry_run=dry_run)
+    collector = _Collector(store, referenced, now - safety_seconds, dry_run=dry_run)
     for blob in blobs:
-        await sweeper.look(blob)
+        await collector.look(blob)
     for blob in trash:
-        await sweeper.look_again(blob, {item.digest for item in blobs})
-    return sweeper.swept
+        await collector.look_again(blob, {item.digest for item in blobs})
+    return collector.found
 
 
-class _Sweep:
+class _Collector:
     def __init__(self, store: BlobStore, referenced: set[str], before: float, *, dry_run: bool) -> None:
         self._store, self._referenced, self._before, self._dry = store, referenced, before, dry_run
-        self.swept = Swept()
+        self.found = CollectedGarbage()
 
     async def look(self, blob: Blob) -> None:
-        self.swept.blobs += 1
+        self.found.blobs += 1
         if blob.digest in self._referenced:
-            self.swept.referenced += 1
+            self.found.referenced += 1
         elif blob.written_at >= self._before:
-            self.swept.young += 1
+            self.found.young += 1
         else:
-            self.swept.to_trash += 1
+            self.found.to_trash += 1
             if not self._dry:
                 await self._move(blob, "blobs", "trash")
 
-    async def look_again(self, blob: Blob, there: set[str]) -> None:
-        if blob.digest in self._referenced and blob.digest not in there:
-            self.swept.restored += 1
+    async def look_again(self, blob: Blob, present: set[str]) -> None:
+        if blob.digest in self._referenced and blob.digest not in present:
+            self.found.restored += 1
             if not self._dry:
                 await self._move(blob, "trash", "blobs")
         elif blob.written_at < self._before:
-            self.swept.deleted += 1
-            self.swept.bytes_deleted += blob.size
+            self.found.deleted += 1
+            self.found.bytes_deleted += blob.size
             if not self._dry:
                 await self._store.delete(blob.digest, "trash")
 

@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaConnectionError, TopicAlreadyExistsError, for_c
 
 from rollmill.errors import ConfigurationError
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
+from rollmill.runtime.kafka.connection_diagnostics import diagnose_refusal
 from rollmill.settings import KafkaSettings
 from rollmill.topics import REGISTRY, Topic
 
@@ -42,7 +42,7 @@ async def opened_admin(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminCl
     try:
         await admin.start()
     except KafkaConnectionError:
-        await refuse_settings(settings)
+        await diagnose_refusal(settings)
         raise
     try:
         yield admin
@@ -68,7 +68,7 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: KafkaSettings, t
 
 
 async def _until_known(admin: AIOKafkaAdminClient, names: list[str]) -> None:
-    """A created topic is the controller's knowledge first; the broker that we ask learns of it a moment later."""
+    """The controller knows a created topic first; other brokers have its metadata a moment later."""
     for _ in range(LOOKS if names else 0):
         if all(item["partitions"] for item in await admin.describe_topics(names)):
             return
@@ -90,7 +90,7 @@ async def _verify(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: l
     if complaints:
         raise ConfigurationError(
             "the topics differ from the registry; partition counts are fixed for the life of a prefix, "
-            "so use another prefix, or mend the configuration: " + "; ".join(complaints)
+            "so use another prefix, or correct the configuration: " + "; ".join(complaints)
         )
 
 

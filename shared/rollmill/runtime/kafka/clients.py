@@ -1,4 +1,4 @@
-"""One place that makes Kafka clients, where every default that bites is set right.
+"""The one place that makes Kafka clients, with safe settings in place of risky defaults.
 
 aiokafka and FastStream default to at-most-once acknowledgement, ``latest``, ``read_uncommitted``, auto-created
 topics and one-megabyte fetches; nothing else in the tree constructs a client.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
 from rollmill.runtime.kafka.security import broker_security, client_security
 from rollmill.settings import KafkaSettings
 
@@ -45,7 +45,7 @@ class KafkaClients:
     def producer(self, transactional_id: str | None = None, *, linger_ms: int = 2) -> AIOKafkaProducer:
         """Idempotent, acks from all replicas, lz4; transactional with an id.
 
-        ``linger_ms``: 0 where somebody waits for each record.
+        ``linger_ms``: 0 where the caller waits for each record.
         """
         return AIOKafkaProducer(
             **self._common(),
@@ -93,14 +93,14 @@ class KafkaClients:
 
 
 async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
-    """Bounded (rule T5): a consumer that gets no answer to its good-bye is left."""
+    """Bounded (rule T5): a consumer that cannot leave its group in time is abandoned."""
     try:
         async with asyncio.timeout(STOP_SECONDS):
-            await without_strays(consumer.stop())
-    except Exception:  # noqa: BLE001  # whatever it is, nobody needs this consumer any more
+            await without_client_cancellation(consumer.stop())
+    except Exception:  # noqa: BLE001  # whatever it is, this consumer is not used any more
         with suppress(Exception):
             async with asyncio.timeout(STOP_SECONDS):
-                await without_strays(consumer._client.close())  # noqa: SLF001  # no public way
+                await without_client_cancellation(consumer._client.close())  # noqa: SLF001  # no public way
 
 
 def faststream_broker(settings: KafkaSettings) -> KafkaBroker:

@@ -1,4 +1,4 @@
-"""Why a broker that is there refuses this client: aiokafka tells a wrong password and a dead broker alike."""
+"""Finds out why a broker refuses this client: aiokafka raises the same for a wrong password and for no broker."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from rollmill.runtime.kafka.security import client_security
 from rollmill.settings import KafkaSettings
 
 SECONDS = 5.0
-"""For each step of the questioning."""
+"""For each attempt to connect."""
 CLOSING_SECONDS = 1.0
 HOSTNAME_MISMATCH, ADDRESS_MISMATCH = 62, 64
-"""OpenSSL's codes: the certificate is good, and another's."""
+"""OpenSSL's codes: the certificate is valid, but for another name."""
 
 
-async def refuse_settings(settings: KafkaSettings) -> None:
+async def diagnose_refusal(settings: KafkaSettings) -> None:
     """Raise ConfigurationError, with advice, where the first broker that listens refuses these settings.
 
-    Asked after a client could not start. Returns where nobody listens, or where the settings are not the reason.
+    Called after a client could not start. Returns where no broker listens, or where the settings are not the reason.
     """
     options = client_security(settings)
     for host, port, _ in collect_hosts(settings.bootstrap_servers, randomize=False):
-        answer = await _ask(host, port, **options)
-        if isinstance(answer, OSError) and not isinstance(answer, (ssl.SSLError, ConnectionResetError, TimeoutError)):
-            continue  # nobody listens
-        advice = _told(answer, settings) or await _found_out(answer, host, port, options)
+        failure = await _try_connect(host, port, **options)
+        if isinstance(failure, OSError) and not isinstance(failure, (ssl.SSLError, ConnectionResetError, TimeoutError)):
+            continue  # no broker listens there
+        advice = _reported(failure, settings) or await _probed(failure, host, port, options)
         if advice is not None:
-            raise ConfigurationError(f"Kafka at {host}:{port} refuses this client: {advice}") from answer
+            raise ConfigurationError(f"Kafka at {host}:{port} refuses this client: {advice}") from failure
         return
 
 
-async def _ask(host: str, port: int, **options: Any) -> Exception | None:
-    """What comes of TLS, SASL and a first request; None: they are answered."""
+async def _try_connect(host: str, port: int, **options: Any) -> Exception | None:
+    """The failure of TLS, SASL or a first request; None: all are answered."""
     try:
         async with _connected(host, port, **options):
             return None
@@ -71,19 +71,19 @@ async def _connected(host: str, port: int, **options: Any) -> AsyncIterator[AIOK
             await asyncio.wait((farewell,), timeout=CLOSING_SECONDS)
 
 
-def _told(answer: Exception | None, settings: KafkaSettings) -> str | None:
-    """What the broker, or the certificate, says itself."""
-    if isinstance(answer, SaslAuthenticationFailed):
+def _reported(failure: Exception | None, settings: KafkaSettings) -> str | None:
+    """Advice where the broker's error, or the certificate, names the reason."""
+    if isinstance(failure, SaslAuthenticationFailed):
         return (
             f"user {settings.sasl_username!r} or its password is wrong for {settings.sasl_mechanism}; set "
             "ROLLMILL_SASL_USERNAME, ROLLMILL_SASL_PASSWORD and ROLLMILL_SASL_MECHANISM as they are on the broker"
         )
-    if isinstance(answer, UnsupportedSaslMechanismError):
-        return f"{settings.sasl_mechanism} is not enabled there; set ROLLMILL_SASL_MECHANISM to one that is ({answer})"
-    if isinstance(answer, IllegalSaslStateError):
-        return f"it asks for no user; set ROLLMILL_SECURITY_PROTOCOL to {_plain(settings.security_protocol)}"
-    if isinstance(answer, ssl.SSLCertVerificationError):
-        return _certificate(answer)
+    if isinstance(failure, UnsupportedSaslMechanismError):
+        return f"{settings.sasl_mechanism} is not enabled there; set ROLLMILL_SASL_MECHANISM to one that is ({failure})"
+    if isinstance(failure, IllegalSaslStateError):
+        return f"it does not ask for a user; set ROLLMILL_SECURITY_PROTOCOL to {_plain(settings.security_protocol)}"
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        return _certificate(failure)
     return None
 
 
@@ -99,28 +99,28 @@ def _certificate(error: ssl.SSLCertVerificationError) -> str:
     )
 
 
-async def _found_out(answer: Exception | None, host: str, port: int, options: dict[str, Any]) -> str | None:
-    """What the broker does not say: it closes the connection, or goes silent."""
+async def _probed(failure: Exception | None, host: str, port: int, options: dict[str, Any]) -> str | None:
+    """Advice where the broker only closes the connection or does not failure: other protocols are tried."""
     protocol: str = options["security_protocol"]
-    if answer is None:
-        return await _wants_user(host, port, options) if not protocol.startswith("SASL") else None
-    if protocol.endswith("SSL") and await _ask(host, port) is None:
-        return f"it speaks no TLS there; set ROLLMILL_SECURITY_PROTOCOL to {protocol.replace('SSL', 'PLAINTEXT')}"
-    if not await _speaks_tls(host, port):
+    if failure is None:
+        return await _requires_user(host, port, options) if not protocol.startswith("SASL") else None
+    if protocol.endswith("SSL") and await _try_connect(host, port) is None:
+        return f"it does not use TLS there; set ROLLMILL_SECURITY_PROTOCOL to {protocol.replace('SSL', 'PLAINTEXT')}"
+    if not await _uses_tls(host, port):
         return None
     if protocol.endswith("SSL"):
         return (
             "it wants a certificate of the client, or another one; set ROLLMILL_TLS_CERTIFICATE_FILE and "
             "ROLLMILL_TLS_KEY_FILE"
         )
-    return f"it speaks TLS there; set ROLLMILL_SECURITY_PROTOCOL to {protocol.replace('PLAINTEXT', 'SSL')}"
+    return f"it uses TLS there; set ROLLMILL_SECURITY_PROTOCOL to {protocol.replace('PLAINTEXT', 'SSL')}"
 
 
 def _plain(protocol: str) -> Literal["SSL", "PLAINTEXT"]:
     return "SSL" if protocol == "SASL_SSL" else "PLAINTEXT"
 
 
-async def _wants_user(host: str, port: int, options: dict[str, Any]) -> str | None:
+async def _requires_user(host: str, port: int, options: dict[str, Any]) -> str | None:
     """A listener without SASL does not take the request that begins it."""
     try:
         async with _connected(host, port, **options) as connection:
@@ -135,9 +135,9 @@ async def _wants_user(host: str, port: int, options: dict[str, Any]) -> str | No
     )
 
 
-async def _speaks_tls(host: str, port: int) -> bool:
+async def _uses_tls(host: str, port: int) -> bool:
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent: only whether TLS is spoken
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent: only whether TLS is used
     try:
         async with asyncio.timeout(SECONDS):
             _, writer = await asyncio.open_connection(host, port, ssl=context)

@@ -1,4 +1,4 @@
-"""A topic read whole and followed: the records pass through ``apply`` in the order of each partition.
+"""Reads a whole topic and follows it: all records pass through ``apply`` in the order of each partition.
 
 Every reader reads all partitions from the beginning, alone (no group). Nothing is kept here but positions, so a
 restart reads everything again. For compacted topics (``sessions``) and those kept for ever (``policies``).
@@ -32,7 +32,7 @@ Refuse = Callable[[str, PoisonRecordError], None]
 
 
 class GlobalTable:
-    """Feeds all records of ``topic`` to ``apply``. ``run`` reads; the other methods say how far it has come.
+    """Feeds all records of ``topic`` to ``apply``. ``run`` reads; the other methods tell how far it has read.
 
     ``from_end``: only those that come after the start. ``forget``: takes the tombstones in place of ``apply``, where
     their headers matter.

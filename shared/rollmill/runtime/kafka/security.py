@@ -1,4 +1,4 @@
-"""TLS and SASL of every client, from the settings; what a certificate or key file lacks is said before any start."""
+"""TLS and SASL of every client, from the settings; faults of certificate and key files are found before any start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One Kafka transaction, with what aiokafka leaves to its caller: every send awaited, every await bounded.
 
 aiokafka commits a transaction although a send in it failed, reports a fenced producer in several shapes, and its
-``stop`` can hang (``docs/decisions/0002-transactions-on-apache-kafka.md``; rule T3 to T5).
+``stop`` can hang (``docs/decisions/0002-transactions-on-apache-kafka.md``; rules T3 to T5).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 from rollmill.codec import Headers
 from rollmill.errors import FatalError, FencedError
 from rollmill.runtime.failpoints import Failpoint, Failpoints
-from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
 
 STOP_SECONDS = 5.0
 FENCED_CODES = (47, 90)
@@ -50,7 +50,7 @@ class ProducerRecord:
 
 
 class TransactionFailedError(Exception):
-    """A transaction did not commit, or nobody knows.
+    """A transaction did not commit, or it is unknown whether it did.
 
     ``refused``: the broker refuses one of its records for what it is, and will do so again. All else may pass.
     """
@@ -79,7 +79,7 @@ class Transaction:
         """
         try:
             async with asyncio.timeout(self._deadline):
-                return await without_strays(self._run(records, offsets, group_id))
+                return await without_client_cancellation(self._run(records, offsets, group_id))
         except Exception as error:
             raise translate(error) from error
 
@@ -116,7 +116,7 @@ class Transaction:
 
 
 async def _acknowledged(futures: Sequence[asyncio.Future[Any]]) -> list[int]:
-    """Offsets of sent records. Raises the failure that tells most."""
+    """Offsets of sent records. Raises a failure, that of fencing first."""
     results: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     if failures:
@@ -130,7 +130,7 @@ def is_fenced(error: BaseException) -> bool:
 
 
 def refuse_forbidden(error: BaseException) -> None:
-    """Raise FatalError where somebody has to give this process a right first; trying again would only hide it."""
+    """Raise FatalError where this process lacks a permission; trying again would only hide it."""
     cause: BaseException | None = error
     while cause is not None:
         if getattr(cause, "errno", None) in FORBIDDEN_CODES:
@@ -139,7 +139,7 @@ def refuse_forbidden(error: BaseException) -> None:
 
 
 def translate(error: Exception) -> Exception:
-    """Rollmill's word for whatever a client call raised."""
+    """The error of Rollmill for whatever a client call raised."""
     if is_fenced(error):
         return FencedError("another process has taken this task (the broker fenced this producer)")
     if isinstance(error, TimeoutError):
@@ -155,8 +155,8 @@ async def stop_producer(producer: AIOKafkaProducer) -> None:
     """Stop a healthy producer; after the deadline it is abandoned."""
     try:
         async with asyncio.timeout(STOP_SECONDS):
-            await without_strays(producer.stop())
-    except Exception:  # noqa: BLE001  # whatever it is, the process wants to leave
+            await without_client_cancellation(producer.stop())
+    except Exception:  # noqa: BLE001  # whatever it is, the process is ending
         await abandon(producer)
 
 
@@ -168,11 +168,11 @@ async def abandon(producer: AIOKafkaProducer) -> None:
     producer._message_accumulator.fail_all(KafkaError("the producer was abandoned"))  # noqa: SLF001  # no public way
     with suppress(Exception):
         async with asyncio.timeout(STOP_SECONDS):
-            await without_strays(producer.stop())
+            await without_client_cancellation(producer.stop())
             return
     sender = producer._sender.sender_task  # noqa: SLF001  # no public way
     if sender is not None:
         sender.cancel()
     with suppress(Exception):
         async with asyncio.timeout(STOP_SECONDS):
-            await without_strays(producer.client.close())
+            await without_client_cancellation(producer.client.close())

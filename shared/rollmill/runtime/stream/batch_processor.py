@@ -1,4 +1,4 @@
-"""Records and ticks turned into one transaction's work: effects, encoded outputs, changelog changes, dead letters."""
+"""Turns input records and punctuations into the batch of one transaction, dead letters included."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from rollmill.settings import ServiceSettings
 V = TypeVar("V")
 
 YIELD_SECONDS = 0.010
-"""Longest fold without giving the event loop a turn (rule C5)."""
+"""Longest run of processing without giving the event loop a turn (rule C5)."""
 
 
 @dataclass
 class TransactionBatch:
-    """What one transaction will hold."""
+    """What one transaction will write, and what is counted once it is committed."""
 
     records: list[ProducerRecord] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
     observed: list[tuple[str, float]] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
     inputs: Counter[str] = field(default_factory=Counter)
-    """Records taken, by topic."""
+    """Input records processed, by topic."""
     size: int = 0
-    """Bytes of the records, counted as they come: it is asked for after each input."""
+    """Bytes of ``records``, kept up to date: it is read after each input."""
 
     def add(self, records: Sequence[ProducerRecord]) -> None:
         self.records += records
         self.size += sum(record.size for record in records)
 
-    def measure(self, effects: Outputs) -> None:
-        for name, amount in effects.counts.items():
+    def measure(self, outputs: Outputs) -> None:
+        for name, amount in outputs.counts.items():
             self.counts[name] = self.counts.get(name, 0) + amount
-        self.observed += [(name, value) for name, values in effects.observed.items() for value in values]
+        self.observed += [(name, value) for name, values in outputs.observed.items() for value in values]
 
 
 class BatchProcessor(Generic[V]):
@@ -86,36 +86,36 @@ class BatchProcessor(Generic[V]):
         return self._stage.gauges(self.state, self.local)
 
     def quarantine(self, slot: str, offset: int, error: str) -> None:
-        """Dead-letter this record when it comes again: alone in a transaction, its outputs were refused."""
+        """Make this record a dead letter when it is read again: the broker refused its outputs for good."""
         self._quarantined[slot, offset] = error
 
-    def take(self, work: TransactionBatch, record: InputRecord, slot: str, topic_index: int) -> None:
-        """One record's effects into ``work`` and state. Raises FatalError over the dead-letter limit."""
+    def process(self, batch: TransactionBatch, record: InputRecord, slot: str, topic_index: int) -> None:
+        """Add one record's outputs to ``batch`` and state. Raises FatalError over the dead-letter limit."""
         origin = origin_of(topic_index, record.partition, record.offset)
         poison: PoisonRecordError | None = None
         try:
-            effects = self._effects(record, slot)
-            outputs = self._encoded(effects)
+            outputs = self._outputs(record, slot)
+            encoded = self._encode(outputs)
         except PoisonRecordError as error:
             poison = error
-            effects = dead_letter(record, self._stage.name, error)
-            outputs = self._encoded(effects)
+            outputs = dead_letter(record, self._stage.name, error)
+            encoded = self._encode(outputs)
         self.budget = self.budget.after(dead=poison is not None)
-        self._add(work, effects, outputs, origin)
-        work.positions[slot] = record.offset + 1
-        work.inputs[record.topic.name] += 1
+        self._add(batch, outputs, encoded, origin)
+        batch.positions[slot] = record.offset + 1
+        batch.inputs[record.topic.name] += 1
 
-    def punctuate(self, work: TransactionBatch, context: TaskContext) -> None:
-        """A tick's effects into ``work`` and state."""
-        effects = self._stage.punctuate(self.state, context, self.local)
-        if any(not delta.replaces for delta in effects.updates):
-            raise FatalError(f"{self._stage.name}: a tick has no input offset, so its deltas must replace")
+    def punctuate(self, batch: TransactionBatch, context: TaskContext) -> None:
+        """Add a punctuation's outputs to ``batch`` and state."""
+        outputs = self._stage.punctuate(self.state, context, self.local)
+        if any(not update.replaces for update in outputs.updates):
+            raise FatalError(f"{self._stage.name}: a punctuation has no input offset, so its updates must replace")
         try:
-            self._add(work, effects, self._encoded(effects), "tick")
+            self._add(batch, outputs, self._encode(outputs), "tick")
         except PoisonRecordError as error:
-            raise FatalError(f"{self._stage.name}: a tick made an output that cannot be sent: {error}") from error
+            raise FatalError(f"{self._stage.name}: an output of a punctuation cannot be sent: {error}") from error
 
-    def _effects(self, record: InputRecord, slot: str) -> Outputs:
+    def _outputs(self, record: InputRecord, slot: str) -> Outputs:
         refused = self._quarantined.pop((slot, record.offset), None)
         if refused is not None:
             raise PoisonRecordError("outputs_refused", refused)
@@ -123,21 +123,21 @@ class BatchProcessor(Generic[V]):
             return self._stage.process(self.state, record, self.local)
         except (PoisonRecordError, FatalError):
             raise
-        except Exception as error:  # a bug meets one record: set it aside, the budget stops a bad deploy
+        except Exception as error:  # a bug: the record becomes a dead letter, and the budget stops a bad deploy
             raise PoisonRecordError("stage_error", repr(error)) from error
 
-    def _encoded(self, effects: Outputs) -> list[ProducerRecord]:
-        for delta in effects.updates:
-            if len(delta.payload) > largest_value(self._stage.state_topic, self._settings):
-                raise PoisonRecordError("output_too_large", f"{len(delta.payload)} bytes of state for one record")
-        return [producer_record(emit, self._settings) for emit in effects.records]
+    def _encode(self, outputs: Outputs) -> list[ProducerRecord]:
+        for update in outputs.updates:
+            if len(update.payload) > largest_value(self._stage.state_topic, self._settings):
+                raise PoisonRecordError("output_too_large", f"{len(update.payload)} bytes of state for one record")
+        return [producer_record(record, self._settings) for record in outputs.records]
 
-    def _add(self, work: TransactionBatch, effects: Outputs, outputs: Sequence[ProducerRecord], origin: str) -> None:
+    def _add(self, batch: TransactionBatch, outputs: Outputs, encoded: Sequence[ProducerRecord], origin: str) -> None:
         changelog = self._identity.changelog
-        changes = self.state.stage(effects, origin)
-        work.add(outputs)
-        work.add([changelog_producer_record(change, changelog.topic, changelog.partition) for change in changes])
-        work.measure(effects)
+        changes = self.state.stage(outputs, origin)
+        batch.add(encoded)
+        batch.add([changelog_producer_record(change, changelog.topic, changelog.partition) for change in changes])
+        batch.measure(outputs)
 
     def _fresh_budget(self, level: float) -> DeadLetterBudget:
         return DeadLetterBudget(self._settings.dead_letter_limit, self._settings.dead_letter_leak, level)

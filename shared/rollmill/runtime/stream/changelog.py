@@ -1,4 +1,4 @@
-"""Reading a changelog partition: whose it is, where the input stands, which deltas are live (rules T2, G1)."""
+"""Reads a changelog partition: who owns the task, its input position, which updates are live (rules T2, G1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Position:
-    """The input position and the dead-letter level, as every transaction writes them down."""
+    """The input position and the dead-letter level, as every transaction writes them to the changelog."""
 
     offsets: dict[str, int]
     """Next input offset by ``topic/partition``."""
@@ -44,23 +44,23 @@ class ChangelogScan:
     """What was found in a changelog partition from some offset on."""
 
     owners: list[str] = field(default_factory=list)
-    """Every claim, in order."""
+    """Every owner record, in order: ``<process>.<epoch>``."""
     position: Position | None = None
     next_offset: int = 0
     live: dict[bytes, bytes] = field(default_factory=dict)
-    """Payloads by changelog key. Keys and payloads stay as they came: most of what is read is dead."""
+    """Payloads by changelog key, both undecoded: most of what is read is superseded later."""
 
-    def take(self, record: ConsumerRecord[bytes, bytes]) -> None:
+    def add(self, record: ConsumerRecord[bytes, bytes]) -> None:
         key, value = record.key, record.value
         self.next_offset = record.offset + 1
         if key[:1] == META:
-            self._take_meta(key.decode(), value)
+            self._add_meta(key.decode(), value)
         elif value is None:
             self.live.pop(key, None)
         else:
             self.live[key] = value
 
-    def _take_meta(self, key: str, value: bytes | None) -> None:
+    def _add_meta(self, key: str, value: bytes | None) -> None:
         if key == OWNER and value is not None:
             self.owners.append(value.decode())
         elif key == POSITION:
@@ -70,8 +70,8 @@ class ChangelogScan:
 class ChangelogReader:
     """Reads one changelog partition, committed records only.
 
-    ``deadline_seconds``: without an answer for so long a read is given up with TimeoutError; what it has found by then
-    does not count. Every new record starts it again, so a long log may take longer.
+    ``deadline_seconds``: a read raises TimeoutError after so long without a record. Every new record starts the time
+    again, so a long log may take longer in total.
     """
 
     def __init__(self, clients: KafkaClients, partition: TopicPartition, deadline_seconds: float) -> None:
@@ -84,34 +84,34 @@ class ChangelogReader:
 
     async def to_end(self, start: int) -> ChangelogScan:
         """Everything from ``start`` to the last stable offset."""
-        tail = ChangelogScan(next_offset=start)
+        scan = ChangelogScan(next_offset=start)
         async with asyncio.timeout(self._deadline) as limit, self._consumer() as consumer:
             consumer.seek(self._partition, start)
             end = await self._end(consumer)
             while await consumer.position(self._partition) < end:
-                await self._read(consumer, tail, limit)
-        return tail
+                await self._read(consumer, scan, limit)
+        return scan
 
     async def to_owner(self, start: int | None, owner: str) -> ChangelogScan:
-        """Everything from ``start`` (None: the beginning) until this owner's own record comes back.
+        """Everything from ``start`` (None: the beginning) until the record of ``owner`` is read.
 
         End offsets are not trusted: under read_committed they are the last stable offset.
         """
-        tail = ChangelogScan()
+        scan = ChangelogScan()
         async with asyncio.timeout(self._deadline) as limit, self._consumer() as consumer:
             if start is None:
                 await consumer.seek_to_beginning(self._partition)
             else:
                 consumer.seek(self._partition, start)
-            while not tail.owners or tail.owners[-1] != owner:
-                await self._read(consumer, tail, limit)
-        return tail
+            while not scan.owners or scan.owners[-1] != owner:
+                await self._read(consumer, scan, limit)
+        return scan
 
-    async def _read(self, consumer: AIOKafkaConsumer, tail: ChangelogScan, limit: asyncio.Timeout) -> None:
+    async def _read(self, consumer: AIOKafkaConsumer, scan: ChangelogScan, limit: asyncio.Timeout) -> None:
         found = await consumer.getmany(self._partition, timeout_ms=POLL_MS, max_records=READ_AT_ONCE)
         for records in found.values():
             for record in records:
-                tail.take(record)
+                scan.add(record)
             limit.reschedule(asyncio.get_running_loop().time() + self._deadline)
             await asyncio.sleep(0)
 

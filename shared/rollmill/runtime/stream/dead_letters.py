@@ -1,4 +1,4 @@
-"""Setting a record aside with its reason and source, and the budget that stops a bad deploy (rule T6)."""
+"""Makes dead letters of records, with reason and source; and the budget that stops a bad deploy (rule T6)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from rollmill.codec import DEAD_LETTER, JSON, encode
 from rollmill.errors import FatalError, PoisonRecordError
-from rollmill.models import DeadLetterInfo, Disposition, outcome
+from rollmill.models import DeadLetterInfo, Disposition, token_disposition
 from rollmill.runtime.stream.processor import InputRecord, OutputRecord, Outputs
 from rollmill.topics import DEAD_LETTERS, OUTCOMES
 
@@ -14,7 +14,7 @@ MAX_ERROR = 2000
 
 
 def dead_letter(record: InputRecord, stage: str, error: PoisonRecordError) -> Outputs:
-    """The dead letter of a record: bytes and headers as received, and the outcome of the units it carries."""
+    """The dead letter of a record: bytes and headers as received, and the disposition of its token ranges."""
     key = record.key.decode("utf-8", "backslashreplace") or f"{record.topic.name}-{record.partition}"
     info = DeadLetterInfo(
         reason=error.reason,
@@ -26,21 +26,21 @@ def dead_letter(record: InputRecord, stage: str, error: PoisonRecordError) -> Ou
         key=None if key.encode() == record.key else record.key.hex(),
         units_held=error.units_held,
     )
-    letter = OutputRecord(
+    dead = OutputRecord(
         DEAD_LETTERS,
         key=key,
         value=record.value if record.value is not None else b"",
         headers=(*record.headers, (DEAD_LETTER, encode(info, JSON))),
         partition=record.partition,
     )
-    return Outputs(records=(letter, *_outcomes(record, stage, error)), counts={f"dead_letters_{error.reason}": 1})
+    return Outputs(records=(dead, *_dispositions(record, stage, error)), counts={f"dead_letters_{error.reason}": 1})
 
 
-def _outcomes(record: InputRecord, stage: str, error: PoisonRecordError) -> tuple[OutputRecord, ...]:
+def _dispositions(record: InputRecord, stage: str, error: PoisonRecordError) -> tuple[OutputRecord, ...]:
     manifest = record.manifest
     if manifest is None or not manifest.units or error.units_held:
         return ()
-    fate = outcome(
+    disposition = token_disposition(
         Disposition.DEAD_LETTERED,
         stage=stage,
         session_id=manifest.session_id,
@@ -48,12 +48,12 @@ def _outcomes(record: InputRecord, stage: str, error: PoisonRecordError) -> tupl
         units=manifest.units,
         reason=error.reason,
     )
-    return (OutputRecord(OUTCOMES, manifest.session_id, fate),)
+    return (OutputRecord(OUTCOMES, manifest.session_id, disposition),)
 
 
 @dataclass(frozen=True)
 class DeadLetterBudget:
-    """A leaky bucket that lives in the task's state, so that a crash loop does not drain the topic.
+    """A leaky bucket with its level in the task's changelog, so that a crash loop does not drain the topic.
 
     Every dead letter adds 1; every ``leak`` good records take 1 away; above ``limit`` the task stops.
     """
@@ -68,6 +68,6 @@ class DeadLetterBudget:
         if level > self.limit:
             raise FatalError(
                 f"more than {self.limit} dead letters in hand: nothing of this batch is committed. Read the topic "
-                "dead-letters, mend the cause, and start again; a higher dead_letter_limit lets the task go on"
+                "dead-letters, correct the cause, and start again; a higher dead_letter_limit lets the task continue"
             )
         return replace(self, level=level)

@@ -32,11 +32,11 @@ class InputRecord:
     value: bytes | None
     headers: Headers = ()
     resolved: bytes | PoisonRecordError | None = None
-    """Where ``value`` is a reference to a blob: what that holds, or why it cannot be had."""
+    """Where ``value`` is a reference to a blob: the content of that blob, or why it cannot be read."""
 
     @property
     def content(self) -> bytes | None:
-        """The value, wherever it was kept. Raises PoisonRecordError where its blob is missing or corrupt."""
+        """The value, read from its blob where it has one. Raises PoisonRecordError where that is missing or corrupt."""
         if isinstance(self.resolved, PoisonRecordError):
             raise self.resolved
         return self.value if self.resolved is None else self.resolved
@@ -65,32 +65,33 @@ class OutputRecord:
 
 @dataclass(frozen=True)
 class StateUpdate:
-    """A change of one state key, written to the changelog and folded in by `Processor.apply`.
+    """A change of one state key: written to the changelog, and applied by `Processor.apply`.
 
-    ``replaces``: the new payload stands for all earlier deltas of its key (one changelog record per key).
+    ``replaces``: the new payload replaces all earlier ones of its key (one changelog record per key).
     """
 
     key: str
     payload: bytes
     replaces: bool = False
     manifest: Manifest | None = None
-    """The units that the delta holds; written as its header, so that the ledger counts them as pending unread.
-    In ``state.reward-merger`` a manifest without units says that the session's units went on downstream."""
+    """The token ranges that the payload holds; written as its header, so that the ledger counts them as pending
+    without decoding the payload. In ``state.reward-merger`` a manifest without units means that
+    the session's token ranges were sent on downstream."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Everything that one record (or one tick) causes."""
+    """Everything that one record, or one punctuation, causes."""
 
     records: tuple[OutputRecord, ...] = ()
     updates: tuple[StateUpdate, ...] = ()
     deletes: tuple[str, ...] = ()
-    """State keys that end: all their deltas are tombstoned. Ends apply before deltas."""
+    """State keys to delete: all their changelog records get tombstones. Deletes apply before updates."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """Increments of the stage's counters, by name (`rollmill.runtime.telemetry.catalogue`); counted once the
     transaction is committed."""
     observed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """The same for its histograms: what was measured."""
+    """The same for the stage's histograms: measured values."""
 
     def __bool__(self) -> bool:
         return bool(self.records or self.updates or self.deletes)
@@ -100,7 +101,7 @@ NOTHING = Outputs()
 
 
 class StateView(Generic[V]):
-    """What a stage sees of its task's state: state keys to folded values. Values are immutable."""
+    """What a stage sees of its task's state: values by state key. Values are immutable."""
 
     def __init__(self) -> None:
         self._values: dict[str, V] = {}
@@ -120,7 +121,7 @@ class StateView(Generic[V]):
 
 @dataclass(frozen=True)
 class TaskContext:
-    """Where a task stands when a stage is asked to tick."""
+    """A task's time and progress, as `Processor.punctuate` gets them."""
 
     now: float
     """Seconds since the epoch, from the injected clock."""
@@ -129,7 +130,7 @@ class TaskContext:
     positions: Mapping[str, int]
     """Next input offset by ``topic/partition``, topic without the prefix."""
     caught_up: bool
-    """True: the last poll left nothing unread that it knew of. May never hold while a partition is busy."""
+    """True: the last poll left nothing unread that it knew of. May never be true while a partition is busy."""
     keeps_up: bool
     """True: everything that was in the log a few seconds ago has been read."""
 
@@ -138,7 +139,7 @@ class TaskLocal:
     """What a stage keeps in memory for one task, besides the task's state. This class keeps nothing.
 
     What may be in it: caches of what state and records give, where values are stored (memory or a local file), timers'
-    notes of what they have seen and asked for, counters for log lines. All of it may be lost at any time, so it must
+    notes of what they have seen and requested, counters for log lines. All of it may be lost at any time, so it must
     never decide what a stage puts out, except *when* a timer fires or how often its record is repeated. It is not in
     the changelog.
 

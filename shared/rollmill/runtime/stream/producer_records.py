@@ -1,4 +1,4 @@
-"""Effects turned into records that are ready to send, sizes checked before anything is applied (rule T6)."""
+"""Outputs turned into producer records that are ready to send, sizes checked before anything is applied (rule T6)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rollmill.topics import Topic, partition_of
 WIRE_FORMATS = (JSON, MSGPACK, SAFETENSORS)
 
 
-def producer_record(emit: OutputRecord, settings: KafkaSettings) -> ProducerRecord:
-    """Encode and place one emitted record. Raises PoisonRecordError ``output_too_large``."""
-    key = emit.key.encode()
-    value = encode_value(emit.topic, emit.value)
-    most = largest_value(emit.topic, settings)
+def producer_record(record: OutputRecord, settings: KafkaSettings) -> ProducerRecord:
+    """Encode and assign one output record to a partition. Raises PoisonRecordError ``output_too_large``."""
+    key = record.key.encode()
+    value = encode_value(record.topic, record.value)
+    most = largest_value(record.topic, settings)
     if value is not None and len(value) > most:
         raise PoisonRecordError(
-            "output_too_large", f"{len(value)} bytes for {emit.topic.name}, at most {most} are allowed"
+            "output_too_large", f"{len(value)} bytes for {record.topic.name}, at most {most} are allowed"
         )
-    headers = emit.headers
-    if emit.topic.format in WIRE_FORMATS and isinstance(emit.value, Record):
-        headers = (*headers, (CONTENT_TYPE, emit.topic.format.encode()))
-    partition = emit.partition
+    headers = record.headers
+    if record.topic.format in WIRE_FORMATS and isinstance(record.value, Record):
+        headers = (*headers, (CONTENT_TYPE, record.topic.format.encode()))
+    partition = record.partition
     if partition is None:
-        partition = partition_of(key, emit.topic.partitions(settings))
-    return ProducerRecord(emit.topic.full_name(settings.prefix), partition, key, value, headers)
+        partition = partition_of(key, record.topic.partitions(settings))
+    return ProducerRecord(record.topic.full_name(settings.prefix), partition, key, value, headers)
 
 
 def encode_value(topic: Topic, value: Record | bytes | None) -> bytes | None:
@@ -40,6 +40,6 @@ def encode_value(topic: Topic, value: Record | bytes | None) -> bytes | None:
     return encode(value, topic.format)
 
 
-def changelog_producer_record(change: ChangelogRecord, topic: str, partition: int) -> ProducerRecord:
-    headers: Headers = () if change.manifest is None else (manifest_header(change.manifest),)
-    return ProducerRecord(topic, partition, change.key.encode(), change.payload, headers)
+def changelog_producer_record(record: ChangelogRecord, topic: str, partition: int) -> ProducerRecord:
+    headers: Headers = () if record.manifest is None else (manifest_header(record.manifest),)
+    return ProducerRecord(topic, partition, record.key.encode(), record.payload, headers)

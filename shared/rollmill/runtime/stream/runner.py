@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
 from rollmill.runtime.stream.processor import Processor
 from rollmill.runtime.stream.task import Task, TaskTools
 from rollmill.runtime.stream.task_identity import own_tasks
@@ -18,7 +18,7 @@ async def run_stages(stages: Iterable[Processor[Any, Any]], tools: TaskTools, st
     Raises the FencedError or FatalError of the first task that cannot go on; the others drain first.
     """
     tasks = [Task(stage, identity, tools) for stage in stages for identity in own_tasks(stage, tools.settings)]
-    running = [asyncio.create_task(without_strays(task.run(stop)), name=task.part) for task in tasks]
+    running = [asyncio.create_task(without_client_cancellation(task.run(stop)), name=task.name) for task in tasks]
     if not running:
         return
     try:

@@ -24,10 +24,10 @@ class ChangelogRecord:
     manifest: Manifest | None = None
 
 
-def delta_key(state_key: str, origin: str, index: int) -> str:
-    """Changelog key of a delta: sorts by input offset within a state key.
+def update_key(state_key: str, origin: str, index: int) -> str:
+    """Changelog key of an update: sorts by input offset within a state key.
 
-    ``origin`` is `origin_of` an input record; ``index`` counts the deltas of one state key from one record.
+    ``origin`` is `origin_of` an input record; ``index`` is the update's place among those of one record.
     """
     return f"{state_key}/{origin}.{index}"
 
@@ -51,12 +51,12 @@ def _state_key(changelog_key: bytes) -> bytes:
 
 
 class TaskState(StateView[V], Generic[V]):
-    """Folded values plus bookkeeping. ``mark`` is implied by `commit`; `rollback` returns to the last one."""
+    """Folded values, the changelog keys behind them, and what `rollback` needs to return to the last `commit`."""
 
     def __init__(self, apply: Apply[V]) -> None:
         super().__init__()
         self._apply = apply
-        self._deltas: dict[str, tuple[str, ...]] = {}
+        self._changelog_keys: dict[str, tuple[str, ...]] = {}
         self._undo: dict[str, tuple[V | None, tuple[str, ...]]] = {}
 
     @classmethod
@@ -64,17 +64,17 @@ class TaskState(StateView[V], Generic[V]):
         """Empty, folded by ``stage`` with one task's ``local``."""
         return cls(lambda key, value, payload: stage.apply(key, value, payload, local))
 
-    def stage(self, effects: Outputs, origin: str) -> list[ChangelogRecord]:
-        """Apply ends, then deltas, and return what the changelog must hold for them."""
+    def stage(self, outputs: Outputs, origin: str) -> list[ChangelogRecord]:
+        """Apply deletes, then updates; returns what the changelog must hold for them."""
         records: list[ChangelogRecord] = []
-        for key in effects.deletes:
-            records += self._end(key)
-        for index, delta in enumerate(effects.updates):
-            name = f"{delta.key}/{REPLACING}" if delta.replaces else delta_key(delta.key, origin, index)
-            if delta.replaces:
-                records += self._forget_others(delta.key, name)
-            self._fold(delta.key, name, delta.payload, replaces=delta.replaces)
-            records.append(ChangelogRecord(name, delta.payload, delta.manifest))
+        for key in outputs.deletes:
+            records += self._delete(key)
+        for index, update in enumerate(outputs.updates):
+            name = f"{update.key}/{REPLACING}" if update.replaces else update_key(update.key, origin, index)
+            if update.replaces:
+                records += self._tombstones_of_others(update.key, name)
+            self._apply_update(update.key, name, update.payload, replaces=update.replaces)
+            records.append(ChangelogRecord(name, update.payload, update.manifest))
         return _newest(records)
 
     def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
@@ -86,50 +86,50 @@ class TaskState(StateView[V], Generic[V]):
         """`restore` record by record. Payloads leave ``live`` as they are folded, so that they are held once."""
         ordered = sorted(live, key=lambda name: (_state_key(name), name))
         for key, group in groupby(ordered, key=_state_key):
-            names = tuple(name.decode() for name in group)
+            changelog_keys = tuple(name.decode() for name in group)
             value: V | None = None
-            for name in names:
+            for name in changelog_keys:
                 before = None if name.endswith(REPLACED) else value
                 value = self._apply(key.decode(), before, live.pop(name.encode()))
                 yield
-            self._put(key.decode(), value, names)
+            self._put(key.decode(), value, changelog_keys)
 
     def commit(self) -> None:
         self._undo.clear()
 
     def rollback(self) -> None:
         """Return every key to its value at the last commit."""
-        for key, (value, names) in self._undo.items():
-            self._put(key, value, names)
+        for key, (value, changelog_keys) in self._undo.items():
+            self._put(key, value, changelog_keys)
         self._undo.clear()
 
-    def _fold(self, key: str, name: str, payload: bytes, *, replaces: bool) -> None:
-        self._remember(key)
+    def _apply_update(self, key: str, name: str, payload: bytes, *, replaces: bool) -> None:
+        self._save_for_undo(key)
         before = None if replaces else self._values.get(key)
-        names = () if replaces else self._deltas.get(key, ())
-        self._put(key, self._apply(key, before, payload), (*names, name))
+        changelog_keys = () if replaces else self._changelog_keys.get(key, ())
+        self._put(key, self._apply(key, before, payload), (*changelog_keys, name))
 
-    def _end(self, key: str) -> list[ChangelogRecord]:
-        self._remember(key)
-        names = self._deltas.get(key, ())
+    def _delete(self, key: str) -> list[ChangelogRecord]:
+        self._save_for_undo(key)
+        changelog_keys = self._changelog_keys.get(key, ())
         self._put(key, None, ())
-        return [ChangelogRecord(name, None) for name in names]
+        return [ChangelogRecord(name, None) for name in changelog_keys]
 
-    def _forget_others(self, key: str, keep: str) -> list[ChangelogRecord]:
-        return [ChangelogRecord(name, None) for name in self._deltas.get(key, ()) if name != keep]
+    def _tombstones_of_others(self, key: str, keep: str) -> list[ChangelogRecord]:
+        return [ChangelogRecord(name, None) for name in self._changelog_keys.get(key, ()) if name != keep]
 
-    def _remember(self, key: str) -> None:
-        self._undo.setdefault(key, (self._values.get(key), self._deltas.get(key, ())))
+    def _save_for_undo(self, key: str) -> None:
+        self._undo.setdefault(key, (self._values.get(key), self._changelog_keys.get(key, ())))
 
-    def _put(self, key: str, value: V | None, names: tuple[str, ...]) -> None:
+    def _put(self, key: str, value: V | None, changelog_keys: tuple[str, ...]) -> None:
         if value is None:
             self._values.pop(key, None)
-            self._deltas.pop(key, None)
+            self._changelog_keys.pop(key, None)
         else:
             self._values[key] = value
-            self._deltas[key] = names
+            self._changelog_keys[key] = changelog_keys
 
 
 def _newest(records: list[ChangelogRecord]) -> list[ChangelogRecord]:
-    """The last word per key: one transaction needs no more."""
+    """The newest record per key: one transaction needs no more."""
     return list({record.key: record for record in records}.values())

@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
-from rollmill.errors import ConfigurationError, FatalError
+from rollmill.errors import ConfigurationError, FatalError, PoisonRecordError
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
 from rollmill.runtime.stream.processor import InputRecord
 from rollmill.runtime.stream.task_identity import TaskIdentity
@@ -19,25 +21,40 @@ from rollmill.settings import ServiceSettings
 KEEP_UP_SECONDS = 5.0
 
 
-class TaskConsumer:
-    """Opened at a position, polled for bounded batches, closed; a failed one is thrown away, not mended."""
+async def resolved(record: InputRecord, claim_check: ClaimCheck) -> InputRecord:
+    """The record with the content of its blob, or with the reason why that cannot be read.
 
-    def __init__(self, identity: TaskIdentity, clients: KafkaClients, settings: ServiceSettings) -> None:
-        self._identity, self._settings = identity, settings
+    The reference stays its value, so that a dead letter holds the record as received. Raises
+    StorageUnreachableError.
+    """
+    try:
+        content = await claim_check.resolve(record.value)
+    except PoisonRecordError as error:
+        return replace(record, resolved=error)
+    return record if content is record.value else replace(record, resolved=content)
+
+
+class TaskConsumer:
+    """Opened at a position, polled for bounded batches, closed; after a failure a new one is made."""
+
+    def __init__(
+        self, identity: TaskIdentity, clients: KafkaClients, settings: ServiceSettings, claim_check: ClaimCheck
+    ) -> None:
+        self._identity, self._settings, self._claim_check = identity, settings, claim_check
         self._topics = {partition: topic for topic, partition in identity.inputs}
         self._consumer: AIOKafkaConsumer = clients.consumer(group_id=identity.group_id)
         self._backlog: deque[ConsumerRecord] = deque()
         self._reached: dict[str, int] = {}
         self.caught_up = False
-        """Whether the last poll left nothing unread that it knew of."""
-        self._marks: dict[str, int] = {}
-        """High watermarks when last looked at, and when that was."""
-        self._marked_at = self._kept_up_at = -KEEP_UP_SECONDS
+        """Whether the last poll left nothing unread, as far as is known."""
+        self._watermarks: dict[str, int] = {}
+        """High watermarks some seconds ago, and when that was."""
+        self._watermarks_at = self._kept_up_at = -KEEP_UP_SECONDS
 
     async def open(self, offsets: Mapping[str, int] | None) -> dict[str, int]:
-        """Seek to ``offsets`` by slot (None: the start of the log) and return where each partition stands.
+        """Seek to ``offsets`` by slot (None: the start of the log) and return the position in each partition.
 
-        Raises FatalError where the log starts later, or where the group offset says something else (rules T2, C3).
+        Raises FatalError where the log starts later, or where the group offset differs (rules T2, C3).
         """
         consumer, partitions = self._consumer, list(self._topics)
         await consumer.start()
@@ -56,7 +73,7 @@ class TaskConsumer:
         await stop_consumer(self._consumer)
 
     async def poll(self, max_records: int) -> list[ConsumerRecord]:
-        """The next records, at most ``poll_bytes`` of them; what is left waits, and nothing more is fetched for it."""
+        """The next records, about ``poll_bytes`` of them; nothing is fetched while others wait here."""
         if not self._backlog:
             await self._fetch()
         batch: list[ConsumerRecord] = []
@@ -78,22 +95,24 @@ class TaskConsumer:
         """Whether everything that was in the log a few seconds ago has been read."""
         return time.monotonic() - self._kept_up_at < KEEP_UP_SECONDS
 
-    def record(self, raw: ConsumerRecord) -> InputRecord:
+    async def read(self, raw: ConsumerRecord) -> InputRecord:
+        """As the stage gets it, with the content of its blob where it has one. Raises StorageUnreachableError."""
         topic = self._topics[TopicPartition(raw.topic, raw.partition)]
-        return InputRecord(topic, raw.partition, raw.offset, raw.key or b"", raw.value, tuple(raw.headers))
+        record = InputRecord(topic, raw.partition, raw.offset, raw.key or b"", raw.value, tuple(raw.headers))
+        return await resolved(record, self._claim_check)
 
     def slot(self, raw: ConsumerRecord) -> str:
         return self._identity.slot(TopicPartition(raw.topic, raw.partition))
 
     def topic_index(self, record: InputRecord) -> int:
-        """Which of the stage's inputs a record came from, for the order of deltas."""
+        """Which of the stage's inputs a record came from, for the order of updates."""
         return list(dict.fromkeys(self._topics.values())).index(record.topic)
 
     def offsets(self, positions: Mapping[str, int]) -> dict[TopicPartition, int]:
         return {partition: positions[self._identity.slot(partition)] for partition in self._topics}
 
     def lag(self) -> dict[str, int]:
-        """Records between position and high watermark by slot; the position counts what is committed or in hand."""
+        """Records between position and high watermark by slot; the position counts polled records."""
         lags = {}
         for partition in self._topics:
             slot, high = self._identity.slot(partition), self._consumer.highwater(partition)
@@ -108,7 +127,7 @@ class TaskConsumer:
                 self._backlog.extend(records)
             for partition in self._topics:
                 self._reached[self._identity.slot(partition)] = await self._consumer.position(partition)
-        self._look_up(empty=not found)
+        self._update_progress(empty=not found)
 
     async def _getmany(self) -> Mapping[TopicPartition, list[ConsumerRecord]]:
         settings = self._settings
@@ -120,20 +139,20 @@ class TaskConsumer:
             raise FatalError(f"records were deleted before they were read: {error}") from error
         return found
 
-    def _look_up(self, *, empty: bool) -> None:
+    def _update_progress(self, *, empty: bool) -> None:
         """A busy partition never polls empty, so beside that the watermarks of a while ago are compared."""
-        heights = {self._identity.slot(p): self._consumer.highwater(p) or 0 for p in self._topics}
+        watermarks = {self._identity.slot(p): self._consumer.highwater(p) or 0 for p in self._topics}
         now = time.monotonic()
         if empty:
             self._kept_up_at = now
-        elif self._has_reached(self._marks):
-            self._kept_up_at = self._marked_at
-        if empty or not self._marks or self._has_reached(self._marks):
-            self._marks, self._marked_at = heights, now
-        self.caught_up = empty or self._has_reached(heights)
+        elif self._has_reached(self._watermarks):
+            self._kept_up_at = self._watermarks_at
+        if empty or not self._watermarks or self._has_reached(self._watermarks):
+            self._watermarks, self._watermarks_at = watermarks, now
+        self.caught_up = empty or self._has_reached(watermarks)
 
-    def _has_reached(self, heights: Mapping[str, int]) -> bool:
-        return bool(heights) and all(self._reached[slot] >= height for slot, height in heights.items())
+    def _has_reached(self, watermarks: Mapping[str, int]) -> bool:
+        return bool(watermarks) and all(self._reached[slot] >= watermark for slot, watermark in watermarks.items())
 
     async def _check(self, partition: TopicPartition, position: int, start: int) -> None:
         where = f"{partition.topic}/{partition.partition}"
@@ -143,13 +162,13 @@ class TaskConsumer:
                 "were deleted unread. Lengthen the retention; to go on without them, replay into another prefix"
             )
         stored = await self._consumer.committed(partition)
-        if stored is not None and stored != position and not await self._becomes(partition, position):
+        if stored is not None and stored != position and not await self._committed_becomes(partition, position):
             raise FatalError(
                 f"the changelog says position {position} in {where}, the group offset of {self._identity.group_id} "
-                f"says {stored}. Somebody moved one of them; set the group offset back to {position}"
+                f"says {stored}. One of them was moved; set the group offset back to {position}"
             )
 
-    async def _becomes(self, partition: TopicPartition, position: int) -> bool:
+    async def _committed_becomes(self, partition: TopicPartition, position: int) -> bool:
         """Offsets of a transaction show a moment after its marker: look again for a while."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._settings.deadline_seconds

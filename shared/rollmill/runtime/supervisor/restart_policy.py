@@ -8,17 +8,17 @@ from enum import StrEnum
 from rollmill.errors import EXIT_DRAINED, EXIT_FATAL, EXIT_FENCED
 
 
-class Next(StrEnum):
-    """``stop``: it is done; ``alarm``: stop everything, a person has to look; ``restart``: after a pause."""
+class NextStep(StrEnum):
+    """``stop``: it is done; ``fatal_exit``: stop everything, an operator has to act; ``restart``: after a pause."""
 
     STOP = "stop"
-    ALARM = "alarm"
+    FATAL_EXIT = "fatal_exit"
     RESTART = "restart"
 
 
 @dataclass(frozen=True)
 class RestartDecision:
-    next: Next
+    next: NextStep
     pause: float = 0.0
     """Seconds before the restart."""
 
@@ -37,9 +37,11 @@ class RestartPolicy:
     def after(self, exit_code: int, *, failures: int) -> RestartDecision:
         """What follows an exit; ``failures`` counts the crashes in a row, this one included."""
         if exit_code == EXIT_DRAINED:
-            return RestartDecision(Next.STOP)
+            return RestartDecision(NextStep.STOP)
         if exit_code == EXIT_FATAL:
-            return RestartDecision(Next.ALARM)
+            return RestartDecision(NextStep.FATAL_EXIT)
         if exit_code == EXIT_FENCED:
-            return RestartDecision(Next.RESTART, self.fenced_pause)
-        return RestartDecision(Next.RESTART, min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 16)))
+            return RestartDecision(NextStep.RESTART, self.fenced_pause)
+        return RestartDecision(
+            NextStep.RESTART, min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 16))
+        )

@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rollmill.runtime.kafka.admin import apply_topics
-from rollmill.runtime.supervisor.program import DRAIN_ORDER, service_program
 from rollmill.runtime.supervisor.restart_policy import RestartPolicy
-from rollmill.runtime.supervisor.supervisor import DEFAULT_POLICY, Supervisor
+from rollmill.runtime.supervisor.supervisor import DEFAULT_POLICY, DRAIN_ORDER, Supervisor, service_program
 from rollmill.settings import KafkaSettings
 
 

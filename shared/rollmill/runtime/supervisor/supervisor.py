@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
@@ -14,15 +15,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from rollmill.errors import FatalError
-from rollmill.runtime.supervisor.probe import is_ready
-from rollmill.runtime.supervisor.program import Program, free_port
-from rollmill.runtime.supervisor.restart_policy import Next, RestartDecision, RestartPolicy
+from rollmill.errors import ConfigurationError, FatalError
+from rollmill.runtime.supervisor.restart_policy import NextStep, RestartDecision, RestartPolicy
 
 HOST = "127.0.0.1"
 PROBE_SECONDS = 0.1
-LAST_WORDS = 2000
+ANSWER_SECONDS = 2.0
+"""Of a health server."""
+LOG_TAIL_BYTES = 2000
 DEFAULT_POLICY = RestartPolicy()
+
+DRAIN_ORDER = ("capture", "builder", "evaluator", "reward-merger", "batcher")
+"""From the source downstream: what one service still emits, the next one can still take."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python module to run as a process; ``env`` is laid over the supervisor's own environment."""
+
+    name: str
+    module: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass
@@ -34,15 +48,15 @@ class _Child:
     log: Path
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     process: Process | None = None
-    keeper: asyncio.Task[None] | None = None
+    monitor: asyncio.Task[None] | None = None
     starts: int = 0
     failures: int = 0
     last_exit: int | None = None
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         if not self.log.exists():
             return ""
-        return self.log.read_bytes()[-LAST_WORDS:].decode(errors="replace")
+        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
 
 class Supervisor:
@@ -65,11 +79,11 @@ class Supervisor:
         self._report = report
         self._policy = policy
         self._children: dict[str, _Child] = {}
-        self._alarm: asyncio.Future[str] | None = None
+        self._fatal_exit: asyncio.Future[str] | None = None
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._alarm = asyncio.get_running_loop().create_future()
+        self._fatal_exit = asyncio.get_running_loop().create_future()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -77,12 +91,12 @@ class Supervisor:
 
     async def start(self, program: Program) -> None:
         """Start a program and keep it running. Raises FatalError where one of that name runs."""
-        if (known := self._children.get(program.name)) and known.keeper and not known.keeper.done():
+        if (known := self._children.get(program.name)) and known.monitor and not known.monitor.done():
             raise FatalError(f"{program.name} runs already")
         child = _Child(program, free_port(HOST), self._logs / f"{program.name}.log")
         self._children[program.name] = child
         await self._spawn(child)
-        child.keeper = asyncio.create_task(self._keep(child), name=f"keep {program.name}")
+        child.monitor = asyncio.create_task(self._monitor(child), name=f"monitor {program.name}")
 
     async def wait_ready(self, *names: str, timeout: float = 90.0) -> None:  # noqa: ASYNC109  # callers read it as such
         """Wait until ``/ready`` of the named programs (none named: all) answers.
@@ -95,7 +109,7 @@ class Supervisor:
                 async with asyncio.timeout(timeout):
                     await self._until_ready(child)
             except TimeoutError as error:
-                message = f"{name} is not ready after {timeout:g} s; the end of {child.log}:\n{child.last_words()}"
+                message = f"{name} is not ready after {timeout:g} s; the end of {child.log}:\n{child.log_tail()}"
                 raise FatalError(message) from error
 
     def health_url(self, name: str) -> str:
@@ -127,23 +141,23 @@ class Supervisor:
         if (pid := self.pid(name)) is not None:
             self._report(f"{name}: draining")
             _signal(pid, signal.SIGTERM)
-        if child.keeper is not None and not await _done_within(child.keeper, patience):
+        if child.monitor is not None and not await _done_within(child.monitor, patience):
             self.kill(name)
-            await child.keeper
+            await child.monitor
         return child.last_exit
 
     async def close(self) -> None:
         """Drain everything, in the order of the starts."""
         for name in list(self._children):
             await self.stop(name)
-        if self._alarm is not None and not self._alarm.done():
-            self._alarm.cancel()
+        if self._fatal_exit is not None and not self._fatal_exit.done():
+            self._fatal_exit.cancel()
 
-    async def alarm(self) -> str:
+    async def fatal_exit(self) -> str:
         """Wait for a program that must not be restarted (exit code 70); the message says which and why."""
-        if self._alarm is None:
+        if self._fatal_exit is None:
             raise RuntimeError("the supervisor is not entered yet")
-        return await asyncio.shield(self._alarm)
+        return await asyncio.shield(self._fatal_exit)
 
     async def _spawn(self, child: _Child) -> None:
         environment = {**self._environment, **child.program.env, "ROLLMILL_HEALTH_PORT": str(child.health_port)}
@@ -156,40 +170,40 @@ class Supervisor:
         child.starts += 1
         self._report(f"{child.program.name}: started, process {child.process.pid}")
 
-    async def _keep(self, child: _Child) -> None:
+    async def _monitor(self, child: _Child) -> None:
         while True:
-            verdict = await self._next(child)
-            if verdict.next is Next.ALARM:
-                self._raise_alarm(child)
-            if verdict.next is not Next.RESTART or child.stopping.is_set():
+            decision = await self._exit_decision(child)
+            if decision.next is NextStep.FATAL_EXIT:
+                self._report_fatal_exit(child)
+            if decision.next is not NextStep.RESTART or child.stopping.is_set():
                 return
-            self._report(f"{child.program.name}: restart in {verdict.pause:g} s")
-            if await _set_within(child.stopping, verdict.pause):
+            self._report(f"{child.program.name}: restart in {decision.pause:g} s")
+            if await _set_within(child.stopping, decision.pause):
                 return
             await self._spawn(child)
 
-    async def _next(self, child: _Child) -> RestartDecision:
-        """Wait for the end of the process and judge it."""
+    async def _exit_decision(self, child: _Child) -> RestartDecision:
+        """Wait for the end of the process; what follows by the policy."""
         began = time.monotonic()
         if child.process is None:
             raise RuntimeError(f"{child.program.name} was never started")
         child.last_exit = code = await child.process.wait()
-        self._report(f"{child.program.name}: {_exit_words(code)}")
+        self._report(f"{child.program.name}: {_exit_text(code)}")
         ran_long = time.monotonic() - began > self._policy.forgiven_after
         child.failures = 1 if ran_long else child.failures + 1
         return self._policy.after(code, failures=child.failures)
 
-    def _raise_alarm(self, child: _Child) -> None:
-        message = f"{child.program.name} stopped for good (exit code 70); the end of {child.log}:\n{child.last_words()}"
+    def _report_fatal_exit(self, child: _Child) -> None:
+        message = f"{child.program.name} stopped for good (exit code 70); the end of {child.log}:\n{child.log_tail()}"
         self._report(message)
-        if self._alarm is not None and not self._alarm.done():
-            self._alarm.set_result(message)
+        if self._fatal_exit is not None and not self._fatal_exit.done():
+            self._fatal_exit.set_result(message)
 
     async def _until_ready(self, child: _Child) -> None:
         while not await is_ready(HOST, child.health_port):
-            if child.keeper is not None and child.keeper.done():
+            if child.monitor is not None and child.monitor.done():
                 name, code = child.program.name, child.last_exit
-                raise FatalError(f"{name} ended with {code} before it was ready:\n{child.last_words()}")
+                raise FatalError(f"{name} ended with {code} before it was ready:\n{child.log_tail()}")
             await asyncio.sleep(PROBE_SECONDS)
 
 
@@ -201,7 +215,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _exit_words(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
 
 
@@ -217,3 +231,37 @@ async def _set_within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def service_program(service: str, env: Mapping[str, str]) -> Program:
+    """The program of one of the five services. Raises ConfigurationError for another name."""
+    if service not in DRAIN_ORDER:
+        raise ConfigurationError(f"unknown service {service!r}: known are {', '.join(DRAIN_ORDER)}")
+    return Program(service, "rollmill_" + service.replace("-", "_"), env)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+async def is_ready(host: str, port: int) -> bool:
+    """Whether ``/ready`` answers 200; anything else, no answer included, is False."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return b" 200 " in await _status_line(host, port)
+    except (OSError, TimeoutError, ValueError):
+        return False
+
+
+async def _status_line(host: str, port: int) -> bytes:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"GET /ready HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        return await reader.readline()
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()

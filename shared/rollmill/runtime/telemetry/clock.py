@@ -18,7 +18,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that only moves when told to."""
+    """A clock that only moves when it is set."""
 
     def __init__(self, start: float = 1_000_000.0) -> None:
         self._now = start

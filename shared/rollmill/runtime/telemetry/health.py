@@ -86,6 +86,6 @@ def _handler(health: Health, metrics: Metrics) -> type[BaseHTTPRequestHandler]:
             return 404, JSON, dump_json({"error": "try /live, /ready or /metrics"})
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
-            """Probes every few seconds are no news."""
+            """Probes come every few seconds: not logged."""
 
     return Handler

@@ -40,7 +40,7 @@ def configure_logging(*, service: str, level: str, as_json: bool) -> None:
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(is_news)
+    handler.addFilter(is_relevant)
     handler.addFilter(Repeats())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -64,10 +64,10 @@ class _Seen:
 
 
 class Repeats(logging.Filter):
-    """Lets a library say the same thing ``most`` times in ``seconds``, and counts the rest into the next such line.
+    """Passes the same message of a library ``most`` times in ``seconds``, and adds the number of others to the next.
 
-    The same thing is the same text before its arguments are put in: a client whose broker is away complains hundreds
-    of times a second of one node or another. What Rollmill itself says is passed on whole.
+    The same message is the same text before its arguments are put in: a client without its broker logs hundreds of
+    lines a second about one node or another. Rollmill's own events all pass.
     """
 
     def __init__(self, most: int = 5, seconds: float = 30.0, now: Callable[[], float] = time.monotonic) -> None:
@@ -95,17 +95,17 @@ class Repeats(logging.Filter):
         return True
 
     def _keep(self, name: tuple[str, int, str], seen: _Seen) -> None:
-        """The longest unheard texts go first: some libraries put their arguments in themselves."""
+        """The texts that came least recently go first: some libraries put their arguments in themselves."""
         self._seen[name] = seen
         if len(self._seen) > MOST_TEXTS:
             del self._seen[next(iter(self._seen))]
 
 
-def is_news(record: logging.LogRecord) -> bool:
-    """False for failures of futures that aiokafka keeps to itself: whoever waits for the same call is told."""
+def is_relevant(record: logging.LogRecord) -> bool:
+    """False for failures of futures that aiokafka keeps to itself: the caller of the same call gets the error."""
     error = record.exc_info[1] if record.exc_info else None
-    unheard = record.name == "asyncio" and "exception was never retrieved" in str(record.msg)
-    return not (unheard and isinstance(error, KafkaError))
+    never_retrieved = record.name == "asyncio" and "exception was never retrieved" in str(record.msg)
+    return not (never_retrieved and isinstance(error, KafkaError))
 
 
 def redact_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

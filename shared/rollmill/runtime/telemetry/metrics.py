@@ -17,13 +17,13 @@ from rollmill.errors import RollmillError
 from rollmill.runtime.telemetry.catalogue import COMPONENT, NAMESPACE, PREFIX, Kind, Metric, metrics_of
 
 MOST_SERIES = 200
-"""Of a metric whose label values users make up; what comes after is counted as ``other``."""
+"""Of a metric with label values from users; further values are counted as ``other``."""
 OTHER = "other"
 UNDECLARED = "undeclared_metrics"
 
 
 class UndeclaredMetricError(RollmillError):
-    """The catalogue does not know this name, or not with these labels."""
+    """The catalogue has no metric of this name and kind with these labels."""
 
 
 class Metrics:
@@ -64,11 +64,11 @@ class Metrics:
             self._measure(Kind.COUNTER, metric, amount, labels)
 
     def clear(self, name: str) -> None:
-        """Forget a gauge's series: what it is about to be told is all that there is."""
+        """Forget a gauge's series: those that are set next are all that there are."""
         self._known[name].clear()
 
     def forget(self, name: str, **labels: str) -> None:
-        """Forget one series of a gauge: somebody else shows it now."""
+        """Forget one series of a gauge: another process exports it now."""
         self._known[name].forget(labels)
 
     def exposition(self) -> bytes:

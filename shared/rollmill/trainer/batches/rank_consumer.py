@@ -11,7 +11,7 @@ from rollmill.errors import ConfigurationError, FatalError
 from rollmill.models import EndOfStream, Record, Rewound, StepsResharded
 from rollmill.runtime.failpoints import Failpoint, Failpoints
 from rollmill.runtime.kafka.clients import KafkaClients
-from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
+from rollmill.runtime.kafka.connection_diagnostics import diagnose_refusal
 from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
@@ -76,7 +76,7 @@ class RankConsumer:
                 await self._move(wanted)
             await self._read_from(self.position)
         except KafkaError as error:
-            await refuse_settings(self._settings)
+            await diagnose_refusal(self._settings)
             where = self._settings.bootstrap_servers
             raise FatalError(f"the stream cannot be opened at {where}: {type(error).__name__}: {error}") from error
 

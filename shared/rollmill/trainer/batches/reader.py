@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from rollmill.errors import FatalError, PoisonRecordError, RollmillError
-from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
 from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
 from rollmill.trainer.batches.step_assembly import Expectation, StepAssembler, StepRecords, join_partitions
 from rollmill.trainer.layouts.safetensors_reader import read_batch
@@ -60,7 +60,7 @@ class BatchReader:
     async def _read_on(self) -> None:
         try:
             while True:
-                polled = await without_strays(self._consumer.getmany(timeout_ms=POLL_MS))
+                polled = await without_client_cancellation(self._consumer.getmany(timeout_ms=POLL_MS))
                 await self._take(record for records in polled.values() for record in records)
         except Exception as error:  # noqa: BLE001  # raised in the trainer's thread, whatever it is
             await self._ready.put(self._as_fatal(error))

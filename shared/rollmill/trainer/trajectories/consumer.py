@@ -17,9 +17,9 @@ from rollmill.codec import decode
 from rollmill.errors import ConfigurationError, FatalError, PoisonRecordError
 from rollmill.models import TokenDisposition, Trajectory
 from rollmill.runtime.claim_check import ClaimCheck, StorageUnreachableError
-from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
 from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
-from rollmill.runtime.kafka.connection_diagnostics import refuse_settings
+from rollmill.runtime.kafka.connection_diagnostics import diagnose_refusal
 from rollmill.settings import KafkaSettings
 from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES
 from rollmill.trainer.committed_offsets import list_committed
@@ -86,7 +86,7 @@ class TrajectoryConsumer:
             if self._writer is not None:
                 await self._commit_position(self._writer)
         except KafkaError as error:
-            await refuse_settings(self._settings)
+            await diagnose_refusal(self._settings)
             where = self._settings.bootstrap_servers
             raise FatalError(f"the stream cannot be opened at {where}: {type(error).__name__}: {error}") from error
 
@@ -182,7 +182,7 @@ class TrajectoryConsumer:
     async def _read(self, consumer: AIOKafkaConsumer) -> AsyncIterator[ReceivedTrajectory]:
         done = {(number, offset) for number, watermark in self.watermarks.items() for offset in watermark.done}
         while True:
-            polled = await without_strays(consumer.getmany(timeout_ms=POLL_MS, max_records=100))
+            polled = await without_client_cancellation(consumer.getmany(timeout_ms=POLL_MS, max_records=100))
             for record in (record for records in polled.values() for record in records):
                 self._position[record.partition] = record.offset + 1
                 if (record.partition, record.offset) not in done:

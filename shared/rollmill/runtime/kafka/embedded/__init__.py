@@ -1,7 +1,7 @@
 """Apache Kafka itself, one KRaft node on loopback, started from its Maven artifacts without Docker.
 
 In goes a data directory, out comes an address. State: everything under that directory (storage, ports, logs), and the
-jars in the local Maven repository, each checked against a committed lock. On a crash of the program the broker dies
+jars in the local Maven repository, each checked against a committed lock. On a crash of the program the broker ends
 with it; on a crash of the broker the next start recovers its log. The artifacts are fetched once, then never again.
 """
 

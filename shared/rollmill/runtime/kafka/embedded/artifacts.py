@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 
 def class_path(tools: ToolSettings, lock: ArtifactLock | None = None) -> tuple[Path, ...]:
-    """All jars of the broker. Once they are there this is offline, and costs one pass of SHA-256 over 45 MB.
+    """All jars of the broker. Once they are fetched this works offline, and costs one pass of SHA-256 over 45 MB.
 
-    Raises ConfigurationError where a jar cannot be had or is not the locked one.
+    Raises ConfigurationError where a jar cannot be fetched or is not the locked one.
     """
     wanted = lock or load_lock()
     with _one_at_a_time(tools.repository):

@@ -65,11 +65,11 @@ class EmbeddedKafka:
         if self.is_running:
             return
         began = time.monotonic()
-        held = await hold(self.directory, self.config.lock_seconds)
+        lock = await hold(self.directory, self.config.lock_seconds)
         try:
-            await self._launch(held)
+            await self._launch(lock)
         finally:
-            os.close(held)  # the broker has its own copy
+            os.close(lock)  # the broker has its own copy
         await self._ready_or_dead()
         log.info("Apache Kafka is ready at %s after %.1f s", self.bootstrap_servers, time.monotonic() - began)
 
@@ -95,30 +95,30 @@ class EmbeddedKafka:
     ) -> None:
         await self.stop()
 
-    async def _launch(self, held: int) -> None:
+    async def _launch(self, lock: int) -> None:
         java = await asyncio.to_thread(self._java_command)
         self._ports = choose_ports(self.directory.ports, self.config.port)
         self.directory.write_configuration(self.config, self._ports)
         if not self.directory.is_formatted:
             await asyncio.to_thread(format_storage, self.directory, java, self.config.users)
-        self._process = self._spawn(java, held)
-        os.ftruncate(held, 0)
-        os.pwrite(held, str(self._process.pid).encode(), 0)
+        self._process = self._spawn(java, lock)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(self._process.pid).encode(), 0)
 
     def _java_command(self) -> tuple[str, ...]:
         jars = os.pathsep.join(map(str, class_path(self._tools)))
         logging_to = f"-Dlog4j2.configurationFile={self.directory.log4j_properties}"
         return (str(find_java(self._tools)), *self.config.java_options(), logging_to, "-cp", jars)
 
-    def _spawn(self, java: tuple[str, ...], held: int) -> subprocess.Popen[bytes]:
-        guarded = (sys.executable, "-I", "-S", guard.__file__, str(self.config.stop_seconds), str(held))
+    def _spawn(self, java: tuple[str, ...], lock: int) -> subprocess.Popen[bytes]:
+        guarded = (sys.executable, "-I", "-S", guard.__file__, str(self.config.stop_seconds), str(lock))
         with self.directory.console.open("wb") as console:
             return subprocess.Popen(  # noqa: S603 - our own command
                 (*guarded, *java, "kafka.Kafka", str(self.directory.server_properties)),
-                stdin=subprocess.PIPE,  # open as long as this process lives; see guard
+                stdin=subprocess.PIPE,  # open as long as this process runs; see guard
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                pass_fds=(held,),
+                pass_fds=(lock,),
                 start_new_session=True,
             )
 
@@ -134,7 +134,7 @@ class EmbeddedKafka:
         if not ready:
             raise FatalError(
                 f"Apache Kafka did not come up within {self.config.start_seconds:g} s; the end of its logs in "
-                f"{self.directory.root}:\n{self.directory.last_words()}"
+                f"{self.directory.root}:\n{self.directory.log_tail()}"
             )
 
     @property
@@ -146,7 +146,7 @@ class EmbeddedKafka:
         if process is None:
             return
         await asyncio.to_thread(_end_process, process, number, patience)
-        # The guard is gone; Java, its child, is once nobody holds the directory.
+        # The guard has ended; Java, its child, has ended once the lock of the directory is free.
         os.close(await hold(self.directory, KILLED_GONE_SECONDS))
 
 

@@ -15,7 +15,7 @@ INTERNAL_PARTITIONS = "4"
 
 
 class BrokerConfig(BaseModel):
-    """One node, sized for a laptop or a test run; the reason stands under each field."""
+    """One node, sized for a laptop or a test run; each field gives its reason."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,7 +28,7 @@ class BrokerConfig(BaseModel):
     message_max_bytes: PositiveInt = 10 * MIB
     """Of one record batch: the registry's largest record, its envelope, and what a dead letter adds."""
     heap_mb: PositiveInt = 512
-    """Kafka itself lives off the page cache; 512 MB carry a gigabyte of 1 MB records."""
+    """Kafka relies on the page cache; 512 MB are enough for a gigabyte of 1 MB records."""
     transaction_max_timeout_ms: PositiveInt = 120_000
     """The longest that a dead client can hold back read_committed readers."""
     test_mode: bool = False
@@ -130,14 +130,14 @@ def log4j_properties(log_file: Path) -> str:
 
 def _addresses(broker_port: int, controller_port: int, more: tuple[Listener, ...]) -> dict[str, str]:
     own = {"PLAINTEXT": broker_port, "CONTROLLER": controller_port}
-    protocols = dict.fromkeys(own, "PLAINTEXT") | {door.name: door.protocol for door in more}
+    protocols = dict.fromkeys(own, "PLAINTEXT") | {listener.name: listener.protocol for listener in more}
     return {
-        "listeners": _doors({**own, **{door.name: door.port for door in more}}),
-        "advertised.listeners": _doors({**own, **{door.name: door.advertised_port for door in more}}),
+        "listeners": _listed({**own, **{listener.name: listener.port for listener in more}}),
+        "advertised.listeners": _listed({**own, **{listener.name: listener.advertised_port for listener in more}}),
         "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in protocols.items()),
         "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
     }
 
 
-def _doors(ports: Mapping[str, int]) -> str:
+def _listed(ports: Mapping[str, int]) -> str:
     return ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())

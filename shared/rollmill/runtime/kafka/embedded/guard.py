@@ -4,8 +4,8 @@
 
 Standard input is a pipe that only the program holds open. The kernel closes it when the program ends in any way, kill
 -9 included; the command then gets SIGTERM and, after the grace, SIGKILL. A parent-death signal alone would not do: it
-fires when the *thread* that started the process ends. It does for the command, whose parent has one thread when it
-starts: if this process is killed, the command goes too.
+fires when the *thread* that started the process ends. It is enough for the command, as its parent has one thread when
+it starts: if this process is killed, the command goes too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def main(arguments: list[str]) -> int:
         command,
         stdin=subprocess.DEVNULL,
         pass_fds=(int(inherited),),  # the data directory stays locked until the command itself has ended
-        preexec_fn=_die_with_this_process,  # noqa: PLW1509 - no threads yet
+        preexec_fn=_end_with_this_process,  # noqa: PLW1509 - no threads yet
     )
     signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
     threading.Thread(target=_end_with_the_program, args=(process, float(grace)), daemon=True).start()
     return process.wait()
 
 
-def _die_with_this_process() -> None:
+def _end_with_this_process() -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:  # Linux
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

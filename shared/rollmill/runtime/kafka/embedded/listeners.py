@@ -10,14 +10,14 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, field_validator, model_validator
 
 SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
-PLAIN_WORD = r"^[A-Za-z0-9_.-]+$"
+SIMPLE_NAME = r"^[A-Za-z0-9_.-]+$"
 MODULES = "org.apache.kafka.common.security"
 
 
 class Listener(BaseModel):
-    """A further door for clients: those who come in here are told that the broker lives at ``advertised_port``.
+    """A further listener: to clients that connect to it the broker advertises ``advertised_port``.
 
-    A proxy may stand there, so that one client's network can fail alone (rule C6).
+    A proxy may listen there, so that one client's network can fail alone (rule C6).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,14 +39,14 @@ class Listener(BaseModel):
 
 
 class User(BaseModel):
-    """Who may come in through listeners with SASL, by PLAIN and both kinds of SCRAM.
+    """Who may connect through listeners with SASL, by PLAIN and both kinds of SCRAM.
 
-    For development and tests: the password stands in the broker's files, and among its arguments while they are made.
+    For development and tests: the password is in the broker's files, and among its arguments while they are made.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=PLAIN_WORD)
+    name: str = Field(pattern=SIMPLE_NAME)
     password: SecretStr
 
     @field_validator("password")
@@ -57,13 +57,13 @@ class User(BaseModel):
         return password
 
 
-def properties(doors: Iterable[Listener], users: tuple[User, ...]) -> dict[str, str]:
-    """What ``server.properties`` says of the listeners' security."""
-    said: dict[str, str] = {}
-    for door in doors:
-        prefix = f"listener.name.{door.name.lower()}."
-        said |= {prefix + key: value for key, value in (*_tls(door), *_sasl(door, users))}
-    return said
+def properties(listeners: Iterable[Listener], users: tuple[User, ...]) -> dict[str, str]:
+    """Lines of ``server.properties`` for the listeners' security."""
+    found: dict[str, str] = {}
+    for listener in listeners:
+        prefix = f"listener.name.{listener.name.lower()}."
+        found |= {prefix + key: value for key, value in (*_tls(listener), *_sasl(listener, users))}
+    return found
 
 
 def scram_arguments(users: Iterable[User]) -> tuple[str, ...]:
@@ -74,19 +74,19 @@ def scram_arguments(users: Iterable[User]) -> tuple[str, ...]:
     return tuple(argument for credential in added for argument in ("--add-scram", credential))
 
 
-def _tls(door: Listener) -> Iterator[tuple[str, str]]:
-    if not door.protocol.endswith("SSL"):
+def _tls(listener: Listener) -> Iterator[tuple[str, str]]:
+    if not listener.protocol.endswith("SSL"):
         return
     yield "ssl.keystore.type", "PEM"
-    yield "ssl.keystore.location", str(door.key_and_chain_file)
-    if door.client_ca_file is not None:
+    yield "ssl.keystore.location", str(listener.key_and_chain_file)
+    if listener.client_ca_file is not None:
         yield "ssl.truststore.type", "PEM"
-        yield "ssl.truststore.location", str(door.client_ca_file)
+        yield "ssl.truststore.location", str(listener.client_ca_file)
         yield "ssl.client.auth", "required"
 
 
-def _sasl(door: Listener, users: tuple[User, ...]) -> Iterator[tuple[str, str]]:
-    if not door.protocol.startswith("SASL"):
+def _sasl(listener: Listener, users: tuple[User, ...]) -> Iterator[tuple[str, str]]:
+    if not listener.protocol.startswith("SASL"):
         return
     known = " ".join(f'user_{user.name}="{user.password.get_secret_value()}"' for user in users)
     yield "sasl.enabled.mechanisms", ",".join(("PLAIN", *SCRAM))

@@ -38,7 +38,7 @@ class LockedArtifact(BaseModel):
 
 
 class ArtifactLock(BaseModel):
-    """What was asked for (``coordinates``) and all that it came to (``artifacts``)."""
+    """The requested artifacts (``coordinates``) and all that they resolve to (``artifacts``)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

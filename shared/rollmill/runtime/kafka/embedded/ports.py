@@ -28,17 +28,17 @@ class Ports(BaseModel):
 def choose_ports(path: Path, wanted: int | None) -> Ports:
     """Ports for this start, remembered in ``path``.
 
-    ``wanted`` is the client port that was asked for, or None; ConfigurationError where that one is taken.
+    ``wanted`` is the requested client port, or None; ConfigurationError where that one is taken.
     """
     before = Ports.model_validate_json(path.read_bytes()) if path.exists() else None
-    broker = _asked_for(wanted) if wanted is not None else _kept_or_free(before.broker if before else None)
+    broker = _requested(wanted) if wanted is not None else _kept_or_free(before.broker if before else None)
     controller = _kept_or_free(before.controller if before else None, besides=broker)
     ports = Ports(broker=broker, controller=controller)
     path.write_text(ports.model_dump_json() + "\n")
     return ports
 
 
-def _asked_for(port: int) -> int:
+def _requested(port: int) -> int:
     if not is_free(port):
         raise ConfigurationError(f"Port {port} on 127.0.0.1 is taken; choose another one, or none for a free one.")
     return port

@@ -1,4 +1,4 @@
-"""When a broker may be used: its metadata and both coordinators answer. An open port says none of that."""
+"""When a broker may be used: its metadata and both coordinators answer. An open port does not show that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER_SECONDS = 10.0
 
 
 async def wait_until_ready(host: str, port: int, *, alive: Callable[[], bool]) -> bool:
-    """Wait for the broker to answer; False as soon as ``alive`` says that there is nothing to wait for.
+    """Wait for the broker to answer; False as soon as ``alive`` returns False.
 
     The caller bounds the time. Both coordinators' topics exist afterwards, so no client waits for them again.
     """
@@ -28,7 +28,7 @@ async def wait_until_ready(host: str, port: int, *, alive: Callable[[], bool]) -
 
 
 async def _listens(host: str, port: int) -> bool:
-    # Asked first because aiokafka logs an error for every refused connection.
+    # Tried first because aiokafka logs an error for every refused connection.
     try:
         _, writer = await asyncio.open_connection(host, port)
     except OSError:
@@ -39,7 +39,7 @@ async def _listens(host: str, port: int) -> bool:
 
 async def _answers(address: str) -> bool:
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):  # else a broker that dies meanwhile would be waited for
+        async with asyncio.timeout(ANSWER_SECONDS):  # otherwise a broker that ends meanwhile would be waited for
             await _find_group_coordinator(address)
             await _get_producer_epoch(address)
     except (KafkaError, OSError):

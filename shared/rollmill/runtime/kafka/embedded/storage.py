@@ -1,4 +1,4 @@
-"""The data directory of a broker: what lies where, who holds it, and its one formatting."""
+"""The data directory of a broker: its layout, its lock, and its one formatting."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DataDirectory(NamedTuple):
 
     @property
     def holder(self) -> Path:
-        """Locked by the process of the broker for as long as it lives; holds the number of its process group."""
+        """Locked by the process of the broker for as long as it runs; contains the number of its process group."""
         return self.root / "broker.lock"
 
     @property
@@ -65,7 +65,7 @@ class DataDirectory(NamedTuple):
         self.server_properties.write_text(text)
         self.log4j_properties.write_text(log4j_properties(self.broker_log))
 
-    def last_words(self, lines: int = 15) -> str:
+    def log_tail(self, lines: int = 15) -> str:
         """End of the broker's own account, for an error message."""
         texts = [path.read_text(errors="replace") for path in (self.console, self.broker_log) if path.exists()]
         return "\n".join("\n".join(texts).splitlines()[-lines:])

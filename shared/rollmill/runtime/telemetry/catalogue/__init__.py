@@ -1,5 +1,7 @@
 """Every metric that any program of Rollmill exports. What is not here cannot be exported.
 
+`metric` is the type of an entry; `stages` has those of the engine and its stages, `services` the others.
+
 All series have two more labels: ``component``, who exports it, and ``prefix``, the topics' prefix of its run.
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
+from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.stream.task_consumer import KEEP_UP_SECONDS, TaskConsumer
 from rollmill.runtime.stream.task_identity import TaskIdentity
@@ -48,9 +49,10 @@ class Clients(KafkaClients):
         return self._consumer
 
 
-def intake(polls: list[tuple[int, int]], **settings: Any) -> TaskConsumer:
+def task_consumer(polls: list[tuple[int, int]], **settings: Any) -> TaskConsumer:
     identity = TaskIdentity("builder", 0, "rollmill.", ((COMPLETIONS, PLACE),), TopicPartition("rollmill.s", 0))
-    return TaskConsumer(identity, Clients(ScriptedConsumer(polls)), ServiceSettings(**settings))
+    made = ServiceSettings(**settings)
+    return TaskConsumer(identity, Clients(ScriptedConsumer(polls)), made, ClaimCheck.of(made))
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def test_an_empty_poll_is_caught_up(now: list[float]) -> None:
-    made = intake([(2, 4), (0, 4)])
+    made = task_consumer([(2, 4), (0, 4)])
     await made.poll(10)
     assert [made.caught_up, made.keeps_up] == [False, False]
     await made.poll(10)
@@ -71,7 +73,7 @@ async def test_an_empty_poll_is_caught_up(now: list[float]) -> None:
 
 
 async def test_a_busy_partition_keeps_up_although_it_never_polls_empty(now: list[float]) -> None:
-    made = intake([(5, 7), (5, 12), (5, 17), (1, 99), (1, 99)])
+    made = task_consumer([(5, 7), (5, 12), (5, 17), (1, 99), (1, 99)])
     for _ in range(2):
         await made.poll(10)
         now[0] += 1
@@ -84,7 +86,7 @@ async def test_a_busy_partition_keeps_up_although_it_never_polls_empty(now: list
 
 
 async def test_a_batch_is_bounded_by_bytes_and_the_rest_waits_without_a_fetch() -> None:
-    made = intake([(5, 5)], poll_bytes=25)
+    made = task_consumer([(5, 5)], poll_bytes=25)
     assert [raw.offset for raw in await made.poll(10)] == [0, 1, 2]
     assert made.reached() == {}
     assert [raw.offset for raw in await made.poll(10)] == [3, 4]

@@ -10,7 +10,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from rollmill.errors import RetryableError
-from rollmill.runtime.kafka.client_cancellation import without_strays
+from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
 from rollmill.runtime.kafka.clients import stop_consumer
 from rollmill.runtime.kafka.transaction import Transaction, TransactionFailedError, abandon, stop_producer
 
@@ -51,11 +51,11 @@ class CancellingProducer:
 
 async def test_a_stray_cancellation_is_an_error_that_passes() -> None:
     with pytest.raises(RetryableError):
-        await without_strays(cancelled_inside())
+        await without_client_cancellation(cancelled_inside())
 
 
 async def test_a_cancellation_that_somebody_asked_for_goes_through() -> None:
-    waiting = asyncio.create_task(without_strays(asyncio.sleep(60)))
+    waiting = asyncio.create_task(without_client_cancellation(asyncio.sleep(60)))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -65,7 +65,7 @@ async def test_a_cancellation_that_somebody_asked_for_goes_through() -> None:
 async def test_a_deadline_is_no_stray_cancellation() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await without_strays(asyncio.sleep(60))
+            await without_client_cancellation(asyncio.sleep(60))
 
 
 @pytest.mark.parametrize("end", [abandon, stop_producer, stop_consumer])

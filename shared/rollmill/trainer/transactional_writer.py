@@ -82,8 +82,8 @@ class TransactionalWriter:
     def _explained(self, error: BaseException) -> BaseException:
         if isinstance(error, FencedError):
             return FencedError(
-                f"another process writes as {self.transactional_id} now, or this one was unreachable for longer than the "
-                "transaction timeout; it must not be restarted automatically"
+                f"another process writes as {self.transactional_id} now, or this one was unreachable for longer than "
+                "the transaction timeout; it must not be restarted automatically"
             )
         if isinstance(error, TransactionFailedError):
             return FatalError(

@@ -413,7 +413,7 @@ def test_no_batch_says_what_is_awaited(settings: KafkaSettings) -> None:
     with BatchStream(settings=settings, timeout=1.0) as stream:
         (held,) = take(stream, 1, ack=False)
         with pytest.raises(
-            NoBatch, match=r"rank 0 of run 'run' awaits step 1 .*last seen: step 0 .*not acknowledged: 0"
+            NoBatch, match=r"rank 0 of run 'run' expects step 1 .*last seen: step 0 .*not acknowledged: 0"
         ):
             next(stream.steps(lambda: ZERO))
         cut(settings, 1)
@@ -439,7 +439,7 @@ def test_a_version_function_that_fails_loses_no_step(settings: KafkaSettings) ->
     with BatchStream(settings=settings) as stream:
         with pytest.raises(ZeroDivisionError):
             next(stream.steps(fail, timeout=WAIT))
-        with pytest.raises(InvalidInputError, match=r"is \(epoch, version\), not 3: hand in `PolicyPublisher.version`"):
+        with pytest.raises(InvalidInputError, match=r"is \(epoch, version\), not 3: pass `PolicyPublisher.version`"):
             next(stream.steps(lambda: cast("tuple[int, int]", 3), timeout=WAIT))
         assert numbers(take(stream, 1)) == [0]
 
@@ -483,7 +483,7 @@ def test_a_publisher_knows_what_was_announced_before_it(settings: KafkaSettings)
     with PolicyPublisher(settings=settings) as publisher:
         assert publisher.version == PolicyVersion(0, 3)
         assert publisher.resume(2) == PolicyVersion(1, 2)
-        with pytest.raises(InvalidInputError, match=r"epoch 1 .* has begun"):
+        with pytest.raises(InvalidInputError, match=r"epoch 1 .* was used already"):
             publisher.resume(2, epoch=1)
         publisher.update(3)
     announced: list[PolicyAnnouncement] = everything(settings, POLICIES)
@@ -502,7 +502,7 @@ def test_the_gate_learns_of_a_new_epoch_from_the_log(settings: KafkaSettings) ->
     cut(settings, 0, version=PolicyVersion(0, 5), max_staleness=2)
     resumed = PolicyVersion(1, 4)
     with BatchStream(settings=settings) as stream:
-        with pytest.raises(InvalidInputError, match=r"beginning of epoch 1 is not announced"):
+        with pytest.raises(InvalidInputError, match=r"start of epoch 1 is not announced"):
             next(stream.steps(lambda: resumed, timeout=WAIT))
         with PolicyPublisher(settings=settings) as publisher:
             publisher.announce(PolicyVersion(0, 5))

@@ -153,7 +153,7 @@ def _row(letter: DeadLetter) -> tuple[str, ...]:
 
 
 def in_full(letter: DeadLetter, value: bytes, *, full: bool) -> dict[str, Any]:
-    """With headers, the units it carries, and its payload: decoded where that is possible, else as text."""
+    """With headers, the numbers of its manifest, and its payload: decoded where that is possible, else as text."""
     manifest = read_manifest(letter.headers)
     units = None if manifest is None else {"units": len(manifest.units), "tokens": manifest.tokens}
     payload = _payload(letter, value)

@@ -27,7 +27,7 @@ POLL_MS = 500
 async def follow(
     settings: KafkaSettings, topic: Topic, *, from_beginning: bool, limit: int | None, full: bool
 ) -> AsyncIterator[str]:
-    """Lines for the records of ``topic``: from the oldest, or from now on; ``limit`` None is for ever."""
+    """Lines for the records of ``topic``: from the oldest, or from now on; ``limit`` None: no end."""
     shown, claims = 0, ClaimCheck.of(settings)
     async with KafkaClients(settings).reading(reset="earliest") as consumer:
         await _assign(consumer, settings, topic, from_beginning=from_beginning)

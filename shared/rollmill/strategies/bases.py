@@ -99,7 +99,7 @@ NO_SANDBOX = NoSandbox("this evaluator runs without a sandbox")
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What an evaluator may use beside the trajectory."""
+    """What an evaluator may use besides the trajectory."""
 
     deadline_seconds: float
     """Time left to answer, in seconds."""

@@ -21,7 +21,7 @@ from rollmill.runtime.kafka.transaction import (
 )
 
 DEADLINE_SHARE = 2 / 3
-"""Of the transaction timeout: a transaction is given up before the broker aborts it."""
+"""Share of the transaction timeout: a transaction is abandoned before the broker aborts it."""
 
 
 class TransactionalWriter:
@@ -82,8 +82,8 @@ class TransactionalWriter:
     def _explained(self, error: BaseException) -> BaseException:
         if isinstance(error, FencedError):
             return FencedError(
-                f"another process writes as {self.transactional_id} now, or this one was away for longer than the "
-                "transaction timeout; it must not be restarted automatically"
+                f"another process writes as {self.transactional_id} now, or this one was unreachable for longer than "
+                "the transaction timeout; it must not be restarted automatically"
             )
         if isinstance(error, TransactionFailedError):
             return FatalError(

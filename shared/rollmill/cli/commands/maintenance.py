@@ -54,7 +54,7 @@ def collect(
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
 ) -> None:
-    """Take away blobs that no retained record refers to: first to the trash, at a later call for good."""
+    """Remove blobs that no retained record refers to: first to the trash, at a later call for good."""
     from rollmill.runtime.claim_check.blob_store import BlobStore  # noqa: PLC0415
     from rollmill.runtime.claim_check.garbage_collection import collect_garbage, references  # noqa: PLC0415
     from rollmill.runtime.telemetry.clock import SystemClock  # noqa: PLC0415

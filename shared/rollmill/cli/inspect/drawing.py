@@ -23,13 +23,13 @@ HEAD, TAIL = 24, 8
 """Tokens shown of a longer run."""
 
 SAME_CONTEXT = ("fork", "sibling")
-"""Breaks of a prompt that goes on from its parent token by token."""
+"""Breaks of a prompt that continues its parent's tokens exactly."""
 DEEPEST = 4
 """Traces within traces that are drawn below each other."""
 
 # What the builder's reason codes mean, in a sentence for people; other codes are shown as they are.
 BREAKS = {
-    "compaction": "a new conversation: the prompt goes on from no earlier call",
+    "compaction": "a new conversation: the prompt continues no earlier call",
     "drift": "the prompt holds the reply in other tokens, and on_drift is fork",
     "drift_over_n": "the prompt holds the reply with too many other tokens",
     "end_of_turn_ambiguous": "where the reply ends in the prompt is not certain",
@@ -37,11 +37,11 @@ BREAKS = {
     "end_of_turn_unknown": "no end-of-turn token is configured, and the records show none",
     "fingerprint_changed": "tokenizer, template or model changed",
     "fork": "another call went on with the parent's trace",
-    "history_shrunk": "the messages go on, but the prompt became shorter",
+    "history_shrunk": "the messages continue, but the prompt became shorter",
     "no_end_of_turn": "the prompt holds no end of the earlier reply",
-    "over_long": "the trace had reached its limit; it goes on here, with the end of the prompt only",
+    "over_long": "the trace had reached its limit; it continues here, with the end of the prompt only",
     "policy_changed": "another policy was asked",
-    "prefix_rewritten": "the messages go on, but the prompt holds them in other tokens",
+    "prefix_rewritten": "the messages continue, but the prompt holds them in other tokens",
     "reasoning_stripped": "the prompt holds the reply without its reasoning",
     "reply_differs": "the prompt carries another reply than the sampled one",
     "reply_unverified": "the prompt holds the reply in other tokens, and nothing shows that it is the same",
@@ -49,9 +49,9 @@ BREAKS = {
     "scaffold_removed": "the prompt lacks tokens that were in front of the earlier reply",
     "sibling": "the same prompt was answered more than once; another answer has the trace",
     "stop_string": "a stop string ended the reply, so its end in the prompt is not certain",
-    "sub_agent": "a conversation of its own, beside another that goes on",
+    "sub_agent": "a separate conversation, while another one continues",
     "system_changed": "the system prompt changed",
-    "tool_arguments": "the prompt carries the reply with its tool arguments rewritten",
+    "tool_arguments": "the prompt holds the reply with its tool arguments rewritten",
     "tools_changed": "the tools changed",
 }
 
@@ -61,7 +61,7 @@ EXCLUSIONS = {
     "client_gone": "the client left before the reply was whole",
     "empty_reply": "nothing was sampled",
     "error": "the call failed",
-    "incomplete": "the reply broke off",
+    "incomplete": "the reply was cut off",
     "late": "it came after the session's end",
     "logprob_unknown": "a log-prob is missing or no log-prob",
     "no_ids": "the engine gave no token ids",

@@ -1,4 +1,4 @@
-"""The events of one session from Kafka, and what the builder made of them."""
+"""The events of one session from Kafka, and the builder's trajectories of it."""
 
 from __future__ import annotations
 

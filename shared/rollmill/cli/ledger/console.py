@@ -52,7 +52,7 @@ async def run(settings: KafkaSettings, options: LedgerOptions, show: Callable[[s
 
 
 async def _looks(settings: KafkaSettings, options: LedgerOptions) -> AsyncIterator[Balance]:
-    """Ends after one look, or with ``settle`` once nothing is pending; a watch alone has no end."""
+    """Ends after one look, or with ``settle`` once nothing is pending; ``watch`` without it never ends."""
     until = time.monotonic() + options.timeout
     async for balance in balances(settings, options.pause):
         yield balance

@@ -20,8 +20,8 @@ NAME = "ledger"
 async def export(settings: KafkaSettings, host: str, port: int, pause: float) -> None:
     """Look every ``pause`` seconds until SIGTERM or Ctrl-C; ready once the log has been read for the first time.
 
-    /live, /ready and /metrics are served on ``host`` and ``port``. While Kafka is away the last balance stays, the
-    time at which it was read shows its age, and what was read before is not read again.
+    /live, /ready and /metrics are served on ``host`` and ``port``. While Kafka is unreachable the last balance stays,
+    the time at which it was read shows its age, and what was read before is not read again.
     """
     metrics, health = Metrics(NAME, settings.prefix, strict=False), Health()
     health.expect(NAME)

@@ -35,7 +35,7 @@ class Totals:
     lost: int = 0
     """Without a disposition, and not in flight."""
     doubled: int = 0
-    """Captured twice, or with two dispositions or two batch ids; counted beside the five fates."""
+    """Captured twice, or with two dispositions or two batch ids; counted in addition to the five fates."""
     uncaptured: int = 0
     """Given a disposition, but never captured; in no other number."""
 

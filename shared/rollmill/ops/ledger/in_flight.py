@@ -1,4 +1,4 @@
-"""Tokens in flight, from the topics alone (rule L4): records not processed yet, state, steps not acknowledged.
+"""Tokens in flight, from the topics only (rule L4): records not processed yet, state, steps not acknowledged.
 
 Stages are read from the source downstream. A token only ever moves downstream, and a stage's state, position and
 outputs change in one transaction; so a token in flight when the reading begins is found here, or has its disposition

@@ -126,7 +126,7 @@ class BatchStream:
         self._loop.soon(self._consumer.stop)
 
     def close(self) -> None:
-        """End everything. Steps that are not acknowledged stay so. A second call does nothing."""
+        """Stop and close everything. Open steps stay unacknowledged. A second call does nothing."""
         if self._loop.running:
             self._loop.call(self._consumer.close())
         self._loop.close()

@@ -28,7 +28,7 @@ class TrajectoryBatch:
 
     @property
     def max_length(self) -> int:
-        """L; 0 of none."""
+        """L; 0 without trajectories."""
         return max((each.total_length for each in self.trajectories), default=0)
 
     @property

@@ -187,7 +187,7 @@ class _Rows:
 
     def __call__(self, values: npt.NDArray[Any], fill: float = 0) -> npt.NDArray[Any]:
         shape = (len(self._bounds), self._width, *values.shape[1:])
-        # Zeros cost nothing until they are touched; any other padding is written where it is, and nowhere else.
+        # Zeros cost nothing until they are touched; any other padding is written to the padded cells only.
         padded = np.zeros(shape, values.dtype) if fill == 0 else np.empty(shape, values.dtype)
         for row, (start, stop) in zip(padded, self._bounds, strict=True):
             first = self._width - (stop - start) if self._is_left else 0

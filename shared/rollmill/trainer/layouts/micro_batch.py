@@ -22,7 +22,7 @@ class _Tensors:
     def to(self, place: device | str, *, non_blocking: bool = False) -> Self:
         """The same on another device; the numpy arrays stay on the host.
 
-        ``non_blocking``: from pinned memory (`pin_memory`) to CUDA the copy runs beside the host.
+        ``non_blocking``: from pinned memory (`pin_memory`) to CUDA the copy is asynchronous to the host.
         """
         return self._each(lambda tensor: tensor.to(place, non_blocking=non_blocking))
 

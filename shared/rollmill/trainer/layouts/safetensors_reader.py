@@ -64,7 +64,7 @@ class Extra:
     """[S, 2], first token and number of tokens."""
 
     def is_aligned(self, tokens: int) -> bool:
-        """Spans are in order, apart, inside [T], and have as many tokens as there are rows."""
+        """Spans are in order, disjoint, inside [T], and have as many tokens as there are rows."""
         starts, counts = self.spans[:, 0], self.spans[:, 1]
         ends = starts + counts
         ordered = bool((counts >= 0).all() and (starts[1:] >= ends[:-1]).all() and (starts >= 0).all())

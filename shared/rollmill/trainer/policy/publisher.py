@@ -103,13 +103,13 @@ class PolicyPublisher:
     def resume(self, version: int, epoch: int | None = None) -> PolicyVersion:
         """A new epoch after loading a checkpoint of ``version``: all that was announced above it is another policy.
 
-        ``epoch``: None takes the next. Raises InvalidInputError for an epoch that has begun before.
+        ``epoch``: None takes the next. Raises InvalidInputError for an epoch that was used before.
         """
         newest = self.version.epoch
         wanted = PolicyVersion(newest + 1 if epoch is None else epoch, version)
         if wanted.epoch <= newest:
             raise InvalidInputError(
-                f"epoch {wanted.epoch} of policy {self._policy!r} has begun; the next is {newest + 1}"
+                f"epoch {wanted.epoch} of policy {self._policy!r} was used already; the next is {newest + 1}"
             )
         return self._write(wanted, resumed_from=version)
 

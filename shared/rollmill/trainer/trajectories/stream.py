@@ -133,7 +133,7 @@ class TrajectoryStream:
         self._loop.soon(self._consumer.stop)
 
     def close(self) -> None:
-        """End everything. What is not finished stays so. A second call does nothing."""
+        """Stop and close everything. Open rollouts stay unfinished. A second call does nothing."""
         if self._loop.running:
             self._loop.call(self._consumer.close())
         self._loop.close()

@@ -3,80 +3,19 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    PositiveInt,
-    SecretStr,
-    TypeAdapter,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveInt, SecretStr, TypeAdapter, field_validator, model_validator
 
 from rollmill.errors import ConfigurationError
-from rollmill.models import CallKind, Identifier, PolicyVersion
 from rollmill.settings import ServiceSettings
 from rollmill_capture.admission import AdmissionLimits
 from rollmill_capture.auth import Keys
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
+from rollmill_capture.model_config import Route
 
 DIGEST = r"^[0-9a-fA-F]{64}$"
-
-
-class VersionSource(StrEnum):
-    """``engine``: the reply says it (where it does not, as announced); ``announced``: the topic ``policies``, before
-    and after the call; ``fixed``: one version for ever, for models that are not being trained.
-    """
-
-    ENGINE = "engine"
-    ANNOUNCED = "announced"
-    FIXED = "fixed"
-
-
-NativeApi = Literal["responses", "messages"]
-
-
-class Route(BaseModel):
-    """Where calls for one model name go, and what they count as (rule A8)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    upstream: str | None = None
-    """Base URL without ``/v1``; None: the setting ``upstream``."""
-    replicas: tuple[str, ...] = ()
-    """Base URLs of further engines with the same model; a session stays with one of them as long as it is well."""
-    model: str | None = None
-    """The upstream's own name of the model; None: as the client says."""
-    policy: Identifier = "policy"
-    version_source: VersionSource = VersionSource.ENGINE
-    version: PolicyVersion = PolicyVersion()
-    """For ``fixed``."""
-    trainable: bool = True
-    kind: CallKind = CallKind.AGENT
-    """Of calls without the header ``x-rollmill-call``: ``aux`` for a model that judges or makes titles."""
-    api_key: SecretStr | None = None
-    """Bearer token for the upstream; None: the setting ``upstream_api_key``."""
-    logprobs_mode: Literal["raw", "processed"] | None = None
-    """Whether the engine's log-probs are taken before or after temperature and filters; None: unknown."""
-    engine: EngineKind = EngineKind.AUTO
-    """What the upstream is; ``auto``: a probe finds out."""
-    native: tuple[NativeApi, ...] = ()
-    """APIs that the upstream speaks itself and that are passed on to it as they are; such replies have no ids and are
-    not trained. Others than chat completions are otherwise translated to them."""
-    defaults: dict[str, JsonValue] = Field(default_factory=dict)
-    """Fields for requests that do not say them, e.g. ``temperature``: an engine's own defaults are in no record."""
-    cache_salt: bool = False
-    """Send the policy's version as `cache_salt` (vLLM), so that no call reads keys and values that older weights have
-    computed, at the price of a cold prefix cache after each update."""
-    fingerprint: str | None = None
-    """Digest of tokenizer, chat template and model, where the operator knows it (rule A10)."""
 
 
 class CaptureSettings(ServiceSettings):

@@ -31,7 +31,8 @@ from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
-from rollmill_capture.settings import CaptureSettings, Route, VersionSource
+from rollmill_capture.model_config import Route, VersionSource
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"

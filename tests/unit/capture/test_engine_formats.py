@@ -10,10 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.upstream.formats import ParsedReply
 from rollmill_capture.upstream.formats.logprobs import as_ids
 from rollmill_capture.upstream.formats.parser_failures import parser_failures
-from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
+from rollmill_capture.upstream.formats.token_id_request import Capability, ask
 from rollmill_capture.upstream.formats.upstream_format import (
     CHAT,
     COMPLETIONS,

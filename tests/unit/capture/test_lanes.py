@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.model_config import Route
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, make_client
 from rollmill_capture.upstream.connection_pool import PooledTransport
 from rollmill_capture.upstream.model_routes import Target

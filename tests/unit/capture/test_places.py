@@ -6,7 +6,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.model_config import Route
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, UpstreamError
 from rollmill_capture.upstream.load_balancer import LoadBalancer, order_of
 from rollmill_capture.upstream.model_routes import RouteTable, Target

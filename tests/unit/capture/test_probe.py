@@ -10,10 +10,11 @@ import pytest
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.canned_server import Asked, Played, canned_server
 from rollmill.testing.http.scripted_engine import ScriptedEngine
-from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.model_config import EngineKind, Route
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.capabilities import Engines, weakest
 from rollmill_capture.upstream.client import make_client
-from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind
+from rollmill_capture.upstream.formats.token_id_request import Capability
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 from rollmill_capture.upstream.model_routes import RouteTable, Target
 from rollmill_capture.upstream.probe import Probe

@@ -13,6 +13,7 @@ from rollmill_capture.apis.history_cache import HistoryCache
 from rollmill_capture.apis.openai_chat import ChatApi
 from rollmill_capture.apis.token_routes import GenerateApi
 from rollmill_capture.coordination.policy_versions import read_stamp, version_span
+from rollmill_capture.model_config import Route, VersionSource
 from rollmill_capture.proxy.completion_record import (
     Call,
     CallResult,
@@ -23,7 +24,6 @@ from rollmill_capture.proxy.completion_record import (
     skeleton,
 )
 from rollmill_capture.proxy.upstream_request import prepare
-from rollmill_capture.settings import Route, VersionSource
 from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
 from rollmill_capture.upstream.formats.logprobs import as_ids
 from rollmill_capture.upstream.model_routes import Target

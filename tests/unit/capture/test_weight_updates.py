@@ -20,7 +20,8 @@ from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.auth import digest_of
 from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
-from rollmill_capture.settings import CaptureSettings, Route, VersionSource
+from rollmill_capture.model_config import Route, VersionSource
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 from rollmill_capture.upstream.policy_pause import CallGates, PausedTooLongError
 

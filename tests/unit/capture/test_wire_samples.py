@@ -35,8 +35,9 @@ from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
 from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.model_config import Route
 from rollmill_capture.proxy.stream_relay import StreamRelay
-from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, make_client
 from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
 from rollmill_capture.upstream.formats.chat import error_of

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from rollmill.models import PolicyAnnouncement, PolicySpan, PolicyVersion
-from rollmill_capture.settings import Route, VersionSource
+from rollmill_capture.model_config import Route, VersionSource
 
 _STAMP = re.compile(r"(?:(\d{1,9}):)?(\d{1,18})")
 

@@ -17,6 +17,7 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.event_log.event_writer import EventWriter
+from rollmill_capture.model_config import VersionSource
 from rollmill_capture.proxy.completion_record import (
     Call,
     CallResult,
@@ -25,7 +26,6 @@ from rollmill_capture.proxy.completion_record import (
     salted,
     skeleton,
 )
-from rollmill_capture.settings import VersionSource
 from rollmill_capture.upstream.capabilities import Engines
 from rollmill_capture.upstream.formats.parser_failures import EMPTY_ARGUMENTS, NOT_PARSED
 

@@ -10,9 +10,10 @@ import orjson
 
 from rollmill_capture.apis.api import ParsedRequest, ResponseFormatter
 from rollmill_capture.json_body import compact_copy
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.upstream.formats.logprobs import as_prompt
 from rollmill_capture.upstream.formats.parsed_reply import Ids
-from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
+from rollmill_capture.upstream.formats.token_id_request import Capability, ask
 from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS, UpstreamFormat
 
 USAGE = "include_usage"

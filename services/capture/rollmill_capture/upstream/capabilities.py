@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
-from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind
+from rollmill_capture.upstream.formats.token_id_request import Capability
 from rollmill_capture.upstream.formats.upstream_format import CHAT, UpstreamFormat
 from rollmill_capture.upstream.model_routes import Target
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.model_config import Route
+from rollmill_capture.settings import CaptureSettings
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ import orjson
 import structlog
 
 from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.sse import EventParser, ServerEvent
 from rollmill_capture.upstream.capabilities import Engines, says_all
 from rollmill_capture.upstream.formats.chat_stream import ChatAssembler
 from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
-from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
+from rollmill_capture.upstream.formats.token_id_request import Capability, ask
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 from rollmill_capture.upstream.model_routes import Target
 

@@ -11,21 +11,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS, GENERATE, TOKENS, UpstreamFormat
-
-
-class EngineKind(StrEnum):
-    """``auto``: found out by a probe; until then, and where it says nothing, asked as vLLM is."""
-
-    AUTO = "auto"
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    LLAMA_CPP = "llama_cpp"
-    OPENAI = "openai"
-
 
 _VLLM = {"return_token_ids": True, "logprobs": True}
 _SGLANG = {**_VLLM, "return_prompt_token_ids": True, "return_meta_info": True}

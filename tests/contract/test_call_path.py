@@ -18,7 +18,7 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.http.canned_server import Asked, Played, canned_server
 from rollmill.testing.tables import CaughtUp
 from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import LogEventWriter
 from rollmill_capture.event_log.producer import KafkaEventProducer
@@ -87,7 +87,7 @@ async def _capture(answer: Played, producer: _Producer) -> AsyncIterator[Starlet
                     sessions=sessions,
                     position=CaughtUp(),
                     announced=AnnouncedVersions(),
-                    sink=LogEventWriter(log, None, Metrics("capture")),
+                    event_writer=LogEventWriter(log, None, Metrics("capture")),
                     upstream=Upstream(client),
                     clock=ManualClock(),
                     metrics=Metrics("capture"),

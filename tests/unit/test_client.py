@@ -31,7 +31,7 @@ from rollmill.trainer.policy.capture_client import CaptureUnreachableError as Tr
 from rollmill_capture.admission import Admission, AdmissionLimits
 from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.auth import digest_of
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings
@@ -43,11 +43,11 @@ WAIT = 30.0
 @dataclass
 class Capture:
     url: str = ""
-    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
 
     @property
     def events(self) -> list[Any]:
-        return self.sink.of(COMPLETIONS)
+        return self.event_writer.of(COMPLETIONS)
 
     @property
     def opened(self) -> SessionOpened:
@@ -80,7 +80,7 @@ async def capture(settings: CaptureSettings) -> AsyncIterator[Capture]:
                 sessions=table,
                 position=CaughtUp(),
                 announced=announced,
-                sink=made.sink,
+                event_writer=made.event_writer,
                 upstream=Upstream(httpx.AsyncClient()),
                 clock=clock,
                 metrics=Metrics("capture"),
@@ -243,7 +243,7 @@ async def test_a_reward_from_outside_is_an_evaluation_and_may_be_said_again(capt
         sys.executable, "-m", "rollmill.cli", "reward", session.id, "1.0", *options, stdout=PIPE
     )
     shown, _ = await asyncio.wait_for(process.communicate(), WAIT)
-    first, again, revised = capture.sink.of(EVALUATIONS)
+    first, again, revised = capture.event_writer.of(EVALUATIONS)
     assert names == [first.evaluation_id, again.evaluation_id]
     assert len(set(names)) == 1
     assert shown.decode().strip() == revised.evaluation_id

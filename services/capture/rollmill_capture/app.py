@@ -26,8 +26,7 @@ from rollmill.topics import COMPLETIONS, OUTCOMES, POLICIES, SESSIONS
 from rollmill_capture.admission import Admission
 from rollmill_capture.apis.history_cache import HistoryCache
 from rollmill_capture.coordination.membership import Membership
-from rollmill_capture.coordination.policy_pauses import PolicyPauses
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPolicies, PolicyPauses
 from rollmill_capture.coordination.session_retention import SessionRetention
 from rollmill_capture.coordination.session_table import Position, SessionTable
 from rollmill_capture.coordination.sessions_topic import SessionsTopic
@@ -48,7 +47,6 @@ from rollmill_capture.upstream.capabilities import Engines
 from rollmill_capture.upstream.client import Upstream, make_client
 from rollmill_capture.upstream.load_balancer import LoadBalancer
 from rollmill_capture.upstream.model_routes import RouteTable
-from rollmill_capture.upstream.policy_pause import CallGates
 from rollmill_capture.upstream.probe import Probe
 
 SPOOL_SECONDS = 10.0
@@ -66,7 +64,7 @@ class CaptureParts:
     sessions: SessionTable
     position: Position
     announced: AnnouncedVersions
-    sink: EventWriter
+    event_writer: EventWriter
     upstream: Upstream
     clock: Clock
     metrics: Metrics
@@ -76,18 +74,18 @@ class CaptureParts:
     """None: everything is admitted."""
     claims: ClaimCheck | None = None
     """None: every record lies in the log."""
-    fleet: Membership | None = None
+    membership: Membership | None = None
     """None: this replica is the only one."""
 
 
 def assemble(parts: CaptureParts) -> Starlette:
     """The HTTP application."""
     settings, routes = parts.settings, RouteTable(parts.settings)
-    desk = SessionResolver(parts.sessions, parts.position, settings.lookup_seconds, settings.keys)
+    resolver = SessionResolver(parts.sessions, parts.position, settings.lookup_seconds, settings.keys)
     admission = parts.admission or Admission({}, parts.announced.newest)
     sessions = SessionApi(
-        desk=desk,
-        sink=parts.sink,
+        resolver=resolver,
+        event_writer=parts.event_writer,
         clock=parts.clock,
         metrics=parts.metrics,
         public_url=settings.public,
@@ -96,11 +94,13 @@ def assemble(parts: CaptureParts) -> Starlette:
         admission=admission,
         validate=parts.validate,
     )
-    fleet = parts.fleet or Membership(PolicyPauses(parts.upstream.pauses, parts.announced), parts.sink, parts.clock)
-    admin = AdminApi(desk, fleet.gates, fleet, parts.sink)
-    recorder = Recorder(parts.sink, parts.announced, parts.clock, parts.metrics, parts.engines, parts.claims)
+    membership = parts.membership or Membership(
+        PolicyPauses(parts.upstream.pauses, parts.announced), parts.event_writer, parts.clock
+    )
+    admin = AdminApi(resolver, membership.gates, membership, parts.event_writer)
+    recorder = Recorder(parts.event_writer, parts.announced, parts.clock, parts.metrics, parts.engines, parts.claims)
     caller = Caller(
-        desk=desk,
+        resolver=resolver,
         routes=routes,
         upstream=parts.upstream,
         recorder=recorder,
@@ -110,7 +110,7 @@ def assemble(parts: CaptureParts) -> Starlette:
         keep_alive_seconds=settings.keep_alive_seconds,
     )
     fence = Idempotency(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
-    calls = call_routes(caller, lambda endpoint: fence.around(endpoint, desk.named_for_retries))
+    calls = call_routes(caller, lambda endpoint: fence.around(endpoint, resolver.named_for_retries))
     return make_application(sessions, calls, admin)
 
 
@@ -130,11 +130,11 @@ class Program:
         self._sessions = SessionTable()
         self._announced = AnnouncedVersions()
         self._admission = Admission(settings.admission, self._announced.newest)
-        self._pauses = CallGates(settings.pause_seconds)
-        self._board = SessionsTopic(self._sessions, PolicyPauses(self._pauses, self._announced))
+        self._pauses = PausedPolicies(settings.pause_seconds)
+        self._sessions_topic = SessionsTopic(self._sessions, PolicyPauses(self._pauses, self._announced))
         clients = KafkaClients(settings)
         self._session_reader = GlobalTable(
-            clients, settings, SESSIONS, self._board.apply, _pass_over, forget=self._board.forget
+            clients, settings, SESSIONS, self._sessions_topic.apply, _pass_over, forget=self._sessions_topic.forget
         )
         self._policy_reader = GlobalTable(clients, settings, POLICIES, self._announced.apply, _pass_over)
         self._outcome_reader = GlobalTable(clients, settings, OUTCOMES, self._hear, _pass_over, from_end=True)
@@ -160,17 +160,19 @@ class Program:
         context.health.expect(HTTP)
         self._sessions.watch = lambda entry: self._admission.see(entry, context.clock.now())
         async with (
-            self._sink(context) as sink,
+            self._opened_event_writer(context) as event_writer,
             make_client(self._settings) as client,
             self._probing(context, client) as engines,
         ):
-            if not await _before(context.stop, self._prepared(sink)):
+            if not await _before(context.stop, self._prepared(event_writer)):
                 return
-            fleet = Membership(self._board.gates, sink, context.clock, self._board.replicas)
-            app = assemble(self._parts(context, sink, client, engines, fleet))
-            async with self._keeping_house(context, sink, fleet):
+            membership = Membership(
+                self._sessions_topic.gates, event_writer, context.clock, self._sessions_topic.replicas
+            )
+            app = assemble(self._parts(context, event_writer, client, engines, membership))
+            async with self._keeping_house(context, event_writer, membership):
                 await self._listen(context, app)
-            await _emptied(sink, self._settings)
+            await _emptied(event_writer, self._settings)
 
     async def _listen(self, context: ServiceContext, app: Starlette) -> None:
         with listen(self._settings) as listener:
@@ -182,27 +184,27 @@ class Program:
 
     @asynccontextmanager
     async def _keeping_house(
-        self, context: ServiceContext, sink: LogEventWriter, fleet: Membership
+        self, context: ServiceContext, event_writer: LogEventWriter, membership: Membership
     ) -> AsyncIterator[None]:
         """Give signs of life until the last call is done, and tidy up where it is this replica's turn."""
-        sweeper = SessionRetention(
+        retention = SessionRetention(
             table=self._sessions,
-            fleet=fleet,
+            membership=membership,
             admission=self._admission,
-            sink=sink,
+            event_writer=event_writer,
             clock=context.clock,
             metrics=context.metrics,
             retention=self._settings.session_retention_seconds,
         )
-        await fleet.tell()
-        working = [asyncio.create_task(work) for work in (fleet.beat(), sweeper.run())]
+        await membership.send_heartbeat()
+        working = [asyncio.create_task(work) for work in (membership.send_heartbeats(), retention.run())]
         try:
             yield
         finally:
             for task in working:
                 task.cancel()
             await asyncio.wait(working)
-            await fleet.leave()
+            await membership.leave()
 
     @asynccontextmanager
     async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[Engines]:
@@ -215,8 +217,8 @@ class Program:
             probing.cancel()
             await asyncio.wait((probing,))
 
-    async def _prepared(self, sink: LogEventWriter) -> None:
-        await sink.emptied()
+    async def _prepared(self, event_writer: LogEventWriter) -> None:
+        await event_writer.emptied()
         await self._session_reader.caught_up()
         await self._policy_reader.caught_up()
         if self._settings.admission:
@@ -224,17 +226,17 @@ class Program:
         self._admission.start()
 
     @asynccontextmanager
-    async def _sink(self, context: ServiceContext) -> AsyncIterator[LogEventWriter]:
+    async def _opened_event_writer(self, context: ServiceContext) -> AsyncIterator[LogEventWriter]:
         settings = self._settings
         seconds = settings.ack_seconds if settings.spool_dir is None else settings.spool_after_seconds
         async with (
             KafkaEventProducer(context.clients, settings.prefix, seconds) as log,
             opened_spool(settings) as spool,
         ):
-            sink = LogEventWriter(log, spool, context.metrics, failpoints=context.failpoints)
-            draining = asyncio.create_task(sink.drain())
+            event_writer = LogEventWriter(log, spool, context.metrics, failpoints=context.failpoints)
+            draining = asyncio.create_task(event_writer.drain())
             try:
-                yield sink
+                yield event_writer
             finally:
                 draining.cancel()
                 await asyncio.wait((draining,))
@@ -242,24 +244,24 @@ class Program:
     def _parts(
         self,
         context: ServiceContext,
-        sink: EventWriter,
+        event_writer: EventWriter,
         client: httpx.AsyncClient,
         engines: Engines,
-        fleet: Membership,
+        membership: Membership,
     ) -> CaptureParts:
         return CaptureParts(
             settings=self._settings,
             sessions=self._sessions,
             position=self._session_reader,
             announced=self._announced,
-            sink=sink,
+            event_writer=event_writer,
             upstream=Upstream(client, self._pauses, LoadBalancer(self._settings.backoff_seconds)),
             clock=context.clock,
             metrics=context.metrics,
             engines=engines,
             claims=ClaimCheck.of(self._settings),
             admission=self._admission,
-            fleet=fleet,
+            membership=membership,
         )
 
 
@@ -289,9 +291,9 @@ def _tell_room(spool: Spool, settings: CaptureSettings) -> None:
         )
 
 
-async def _emptied(sink: LogEventWriter, settings: CaptureSettings) -> None:
+async def _emptied(event_writer: LogEventWriter, settings: CaptureSettings) -> None:
     """What is still spooled after this is sent by the next start."""
-    if not await sink.emptied(min(SPOOL_SECONDS, settings.drain_seconds / 3)):
+    if not await event_writer.emptied(min(SPOOL_SECONDS, settings.drain_seconds / 3)):
         structlog.get_logger().warning("records are left in the spool; the next start sends them")
 
 

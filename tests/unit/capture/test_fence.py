@@ -1,4 +1,4 @@
-"""What the fence keeps in memory: bounded, whatever else is going on."""
+"""What idempotency keeps in memory: bounded, whatever else is going on."""
 
 import asyncio
 from typing import Any

@@ -22,7 +22,7 @@ from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.auth import Keys, digest_of, presented_key
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
@@ -39,7 +39,7 @@ CALL = "/v1/chat/completions"
 @dataclass
 class Rig:
     settings: CaptureSettings = field(default_factory=lambda: CaptureSettings(host="0.0.0.0", api_keys=KEYS))
-    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     table: SessionTable = field(default_factory=SessionTable)
     metrics: Metrics = field(default_factory=lambda: Metrics("capture"))
     engine: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,7 +56,7 @@ class Rig:
                 sessions=self.table,
                 position=CaughtUp(),
                 announced=AnnouncedVersions(),
-                sink=self.sink,
+                event_writer=self.event_writer,
                 upstream=Upstream(client),
                 clock=ManualClock(),
                 metrics=self.metrics,
@@ -88,7 +88,7 @@ class Rig:
 
     @property
     def records(self) -> list[CompletionRecord]:
-        return [item for item in self.sink.of(COMPLETIONS) if isinstance(item, CompletionRecord)]
+        return [item for item in self.event_writer.of(COMPLETIONS) if isinstance(item, CompletionRecord)]
 
 
 def bearer(key: str | None) -> dict[str, str]:
@@ -98,17 +98,17 @@ def bearer(key: str | None) -> dict[str, str]:
 async def test_a_tenants_key_opens_a_session_that_says_whose_it_is_and_only_a_digest_is_written_down() -> None:
     rig = Rig()
     opened = await rig.open(ALICE, session_id="s1", metadata={"tenant": "bob", "note": "x"})
-    (entry,) = rig.sink.of(SESSIONS)
+    (entry,) = rig.event_writer.of(SESSIONS)
     assert entry.spec.metadata == {"tenant": "alice", "note": "x"}
     assert entry.token == digest_of(opened["api_key"])
-    assert all(opened["api_key"].encode() not in item.value for item in rig.sink.appended)
+    assert all(opened["api_key"].encode() not in item.value for item in rig.event_writer.appended)
 
 
 @pytest.mark.parametrize("key", [None, "", "nonsense", KEYS["alice"], ADMIN])
 async def test_nobody_opens_a_session_without_a_tenants_key(key: str | None) -> None:
     rig = Rig()
     status, answer = await rig.post("/v1/sessions", {}, **bearer(key))
-    assert (status, rig.sink.appended) == (401, [])
+    assert (status, rig.event_writer.appended) == (401, [])
     assert "tenant" in answer["error"]["message"]
 
 

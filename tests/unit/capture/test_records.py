@@ -12,7 +12,7 @@ from rollmill.topics import COMPLETIONS
 from rollmill_capture.apis.history_cache import HistoryCache
 from rollmill_capture.apis.openai_chat import ChatApi
 from rollmill_capture.apis.token_routes import GenerateApi
-from rollmill_capture.coordination.policy_versions import read_stamp, version_span
+from rollmill_capture.coordination.policies import read_stamp, version_span
 from rollmill_capture.model_config import Route, VersionSource
 from rollmill_capture.proxy.completion_record import (
     Call,

@@ -16,12 +16,11 @@ from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPolicies
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError, ParsedText, ReasoningAndToolParser, read_text
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.policy_pause import CallGates
 
 WAIT = 5.0
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a":  1}}\n</tool_call>'
@@ -167,7 +166,7 @@ def _joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def called(engine: Engine, *, stream: bool) -> tuple[bytes, CompletionRecord]:
-    pauses, sink, table = CallGates(WAIT), MemoryEventWriter(), SessionTable()
+    pauses, event_writer, table = PausedPolicies(WAIT), MemoryEventWriter(), SessionTable()
     pauses.pause("policy", PauseMode.ABORT_RESUME)
     pauses.resume("policy")
     table.apply(SessionEntry(session_id="s1", state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0))
@@ -176,7 +175,7 @@ async def called(engine: Engine, *, stream: bool) -> tuple[bytes, CompletionReco
         sessions=table,
         position=CaughtUp(),
         announced=AnnouncedVersions(),
-        sink=sink,
+        event_writer=event_writer,
         upstream=Upstream(httpx.AsyncClient(transport=httpx.MockTransport(engine.answer)), pauses),
         clock=ManualClock(),
         metrics=Metrics("capture"),
@@ -185,7 +184,7 @@ async def called(engine: Engine, *, stream: bool) -> tuple[bytes, CompletionReco
     path = "/sessions/s1/v1/chat/completions"
     async with AsgiCall(assemble(parts), "POST", path, body) as call, asyncio.timeout(WAIT):
         raw = await call.rest()
-    (record,) = sink.of(COMPLETIONS)
+    (record,) = event_writer.of(COMPLETIONS)
     return raw, record
 
 

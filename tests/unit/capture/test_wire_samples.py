@@ -33,7 +33,7 @@ from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
 from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.model_config import Route
 from rollmill_capture.proxy.stream_relay import StreamRelay
@@ -215,7 +215,7 @@ async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, i
     async with asyncio.timeout(WAIT), canned_server(answer) as engine:
         settings = CaptureSettings(upstream=engine.url, default_route=Route(native=("responses", "messages")))
         async with make_client(settings) as http:
-            sink, sessions, announced = MemoryEventWriter(), SessionTable(), AnnouncedVersions()
+            event_writer, sessions, announced = MemoryEventWriter(), SessionTable(), AnnouncedVersions()
             announced.apply("policy", PolicyAnnouncement(version=ANNOUNCED, at=0.0))
             sessions.apply(SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0))
             app = assemble(
@@ -224,7 +224,7 @@ async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, i
                     sessions=sessions,
                     position=CaughtUp(),
                     announced=announced,
-                    sink=sink,
+                    event_writer=event_writer,
                     upstream=Upstream(http),
                     clock=ManualClock(),
                     metrics=Metrics("capture"),
@@ -232,7 +232,7 @@ async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, i
             )
             async with AsgiCall(app, "POST", f"/sessions/s{wire_of(name).path}", request_body(name)) as call:
                 text = await call.rest()
-        (record,) = sink.of(topics.COMPLETIONS)
+        (record,) = event_writer.of(topics.COMPLETIONS)
         return record, call.status, text, call.headers
 
 

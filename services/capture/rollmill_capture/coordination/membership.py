@@ -17,13 +17,13 @@ from rollmill.codec import JSON, encode
 from rollmill.models import PolicyPause, ReplicaHeartbeat
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.topics import SESSIONS
-from rollmill_capture.coordination.policy_pauses import PolicyPauses
+from rollmill_capture.coordination.policies import PolicyPauses
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 
-BEAT_SECONDS = 5.0
-ALIVE_SECONDS = 3 * BEAT_SECONDS
+HEARTBEAT_SECONDS = 5.0
+ALIVE_SECONDS = 3 * HEARTBEAT_SECONDS
 """Without a sign of life for this long a replica is taken for dead."""
-BURIAL_SECONDS = 3600.0
+EXPIRY_SECONDS = 3600.0
 """After this the last sign of life of a dead replica leaves the topic."""
 
 
@@ -49,19 +49,19 @@ class Membership:
     """As one of its replicas, ``replica``, sees it."""
 
     gates: PolicyPauses
-    sink: EventWriter
+    event_writer: EventWriter
     clock: Clock
     replicas: Replicas = field(default_factory=Replicas)
     replica: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
-    def keeps_house(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this replica is the one that tidies up."""
         return all(self.replica < entry.replica for entry in self._others())
 
-    def dead(self) -> list[str]:
+    def expired(self) -> list[str]:
         """Replicas that are silent for so long that nobody needs to know of them."""
-        long_ago = self.clock.now() - BURIAL_SECONDS
+        long_ago = self.clock.now() - EXPIRY_SECONDS
         return [name for name, entry in self.replicas.known.items() if entry.at < long_ago and name != self.replica]
 
     def awaited(self, gate: PolicyPause) -> int:
@@ -81,27 +81,29 @@ class Membership:
             idle = (self.gates.pauses.idle(gate.policy, 1.0),) if gate.policy in self.gates.unreached() else ()
             await _first(self.replicas.moved.wait(), *idle, seconds=1.0)  # one may die meanwhile, which nobody tells
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Give signs of life, for ever: regularly, and whenever a gate is reached."""
         while True:
-            await self.tell()
+            await self.send_heartbeat()
             await self._rest()
 
     async def leave(self) -> None:
         """Say that this replica is gone."""
         with suppress(NotAcknowledgedError):
-            await self.sink.tell(SESSIONS, ReplicaHeartbeat(replica=self.replica, at=0.0).key, None)
+            await self.event_writer.append_best_effort(
+                SESSIONS, ReplicaHeartbeat(replica=self.replica, at=0.0).key, None
+            )
 
-    async def tell(self) -> None:
+    async def send_heartbeat(self) -> None:
         """Give one sign of life, where the log takes it."""
         entry = ReplicaHeartbeat(replica=self.replica, at=self.clock.now(), reached=self.gates.reached())
         with suppress(NotAcknowledgedError):
-            await self.sink.tell(SESSIONS, entry.key, encode(entry, JSON))
+            await self.event_writer.append_best_effort(SESSIONS, entry.key, encode(entry, JSON))
 
     async def _rest(self) -> None:
         """Until the next sign of life is due: earlier where there is news."""
-        idle = [self.gates.pauses.idle(policy, BEAT_SECONDS) for policy in self.gates.unreached()]
-        await _first(self.gates.changed.wait(), *idle, seconds=BEAT_SECONDS)
+        idle = [self.gates.pauses.idle(policy, HEARTBEAT_SECONDS) for policy in self.gates.unreached()]
+        await _first(self.gates.changed.wait(), *idle, seconds=HEARTBEAT_SECONDS)
         self.gates.changed.clear()
 
     def _others(self) -> list[ReplicaHeartbeat]:

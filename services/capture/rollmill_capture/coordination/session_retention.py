@@ -36,9 +36,9 @@ class SessionRetention:
     """``retention``: seconds for which a session that is over stays known."""
 
     table: SessionTable
-    fleet: Membership
+    membership: Membership
     admission: Admission
-    sink: EventWriter
+    event_writer: EventWriter
     clock: Clock
     metrics: Metrics
     retention: float
@@ -52,7 +52,7 @@ class SessionRetention:
         """One round; what cannot be written now waits for the next."""
         self.admission.tidy(self.clock.now())
         self.metrics.gauge("sessions_known", len(self.table))
-        if not self.fleet.keeps_house:
+        if not self.membership.is_leader:
             return
         try:
             await self._write()
@@ -61,15 +61,15 @@ class SessionRetention:
 
     async def _write(self) -> None:
         for entry in self.table.overtaken():
-            await self.sink.tell(SESSIONS, entry.session_id, encode(entry, JSON))
+            await self.event_writer.append_best_effort(SESSIONS, entry.session_id, encode(entry, JSON))
         over = await self._over()
         for start in range(0, len(over), AT_ONCE):
             await asyncio.gather(*map(self._forget, over[start : start + AT_ONCE]))
-        for replica in self.fleet.dead():
-            await self.sink.tell(SESSIONS, replica_key(replica), None)
+        for replica in self.membership.expired():
+            await self.event_writer.append_best_effort(SESSIONS, replica_key(replica), None)
 
     async def _forget(self, entry: SessionEntry) -> None:
-        await self.sink.tell(SESSIONS, entry.session_id, None, attempt_header(entry.attempt))
+        await self.event_writer.append_best_effort(SESSIONS, entry.session_id, None, attempt_header(entry.attempt))
         self.metrics.count("sessions_forgotten")
 
     async def _over(self) -> list[SessionEntry]:

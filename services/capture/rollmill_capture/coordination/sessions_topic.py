@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rollmill.codec import Headers, header
 from rollmill.models import PolicyPause, ReplicaHeartbeat, SessionEntry, SessionRecord, is_identifier, replica_key
 from rollmill_capture.coordination.membership import Replicas
-from rollmill_capture.coordination.policy_pauses import PolicyPauses
+from rollmill_capture.coordination.policies import PolicyPauses
 from rollmill_capture.coordination.session_table import SessionTable
 
 ATTEMPT = "attempt"

@@ -36,14 +36,14 @@ class EventWriter(Protocol):
         """
         ...
 
-    async def tell(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
+    async def append_best_effort(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
         """Append a record, or a tombstone, that loses its meaning with time: to the log or not at all, never spooled.
 
         Raises NotAcknowledgedError.
         """
         ...
 
-    def room(self, size: int) -> AbstractContextManager[None]:
+    def reserve_space(self, size: int) -> AbstractContextManager[None]:
         """Inside, there is a place for one record of ``size`` bytes, whatever becomes of Kafka (rule S5).
 
         Raises BackpressureError where there is none.
@@ -52,20 +52,20 @@ class EventWriter(Protocol):
 
 
 class Log(Protocol):
-    """Kafka, as the sink needs it: `rollmill_capture.event_log.producer.KafkaLog` is one."""
+    """Kafka, as the event writer needs it: `rollmill_capture.event_log.producer.KafkaLog` is one."""
 
     async def send(self, topic: str, key: str, value: bytes) -> None: ...
 
     async def send_all(self, records: list[tuple[str, str, bytes]]) -> None: ...
 
-    async def tell(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None: ...
+    async def append_best_effort(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None: ...
 
     async def answers(self) -> bool: ...
 
     async def replace(self) -> None: ...
 
 
-class LogUnavailableError(BackpressureError):
+class LogAwayError(BackpressureError):
     """Kafka is away, and there is no spool."""
 
 
@@ -108,24 +108,24 @@ class LogEventWriter:
         else:
             self._wrote(topic.name)
 
-    async def tell(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
+    async def append_best_effort(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
         if self.away or (self.spool is not None and self.spool.holds(key)):
             raise NotAcknowledgedError("Kafka is away")
         try:
-            await self.log.tell(topic.name, key, value, headers)
+            await self.log.append_best_effort(topic.name, key, value, headers)
         except NotAcknowledgedError as error:
             self._lose(error)
             raise
         self._wrote(topic.name)
 
     @contextmanager
-    def room(self, size: int) -> Iterator[None]:
+    def reserve_space(self, size: int) -> Iterator[None]:
         """Kept while Kafka is well, too: it may go away before the record comes."""
         if self.spool is None:
             self._need_the_log()
             yield
             return
-        with self.spool.room(size):
+        with self.spool.reserve_space(size):
             yield
 
     async def drain(self) -> None:
@@ -207,7 +207,7 @@ class LogEventWriter:
 
     def _need_the_log(self) -> None:
         if self.away:
-            raise LogUnavailableError("Kafka is away, and no spool is configured (ROLLMILL_SPOOL_DIR)", retry_after=5)
+            raise LogAwayError("Kafka is away, and no spool is configured (ROLLMILL_SPOOL_DIR)", retry_after=5)
 
     def _lose(self, error: Exception) -> None:
         if not self.away:

@@ -57,7 +57,7 @@ class KafkaEventProducer:
         """Returns once all in-sync replicas have the record. Raises NotAcknowledgedError."""
         await self.send_all(((topic, key, value),))
 
-    async def tell(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None:
+    async def append_best_effort(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None:
         """The same for a record that may be a tombstone, with headers of its own."""
         await self._send_all([(topic, key, value, headers)])
 

@@ -79,7 +79,7 @@ class Spool:
         return self._most() - self.used - self.reserved
 
     @contextmanager
-    def room(self, size: int) -> Iterator[None]:
+    def reserve_space(self, size: int) -> Iterator[None]:
         """Inside, ``size`` bytes are kept free. Raises NoRoomError."""
         limit = self._most()
         if self.used + self.reserved + size > limit:

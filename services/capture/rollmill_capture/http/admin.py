@@ -14,7 +14,7 @@ from rollmill.errors import BackpressureError, InvalidInputError
 from rollmill.models import PauseMode, PolicyPause, PolicyVersion, is_identifier
 from rollmill.topics import SESSIONS
 from rollmill_capture.coordination.membership import Membership
-from rollmill_capture.coordination.policy_pauses import PolicyPauses
+from rollmill_capture.coordination.policies import PolicyPauses
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 from rollmill_capture.http.session_requests import complaints
@@ -47,10 +47,10 @@ class ResumeRequest(BaseModel):
 
 @dataclass(frozen=True)
 class AdminApi:
-    desk: SessionResolver
+    resolver: SessionResolver
     gates: PolicyPauses
-    fleet: Membership
-    sink: EventWriter
+    membership: Membership
+    event_writer: EventWriter
 
     async def pause(self, request: Request) -> Response:
         """New calls of the policy wait, at all replicas. 200: all of them know it, and no call is in flight, or those
@@ -61,7 +61,7 @@ class AdminApi:
         await self._catch_up()
         gate = self.gates.next(policy, asked.mode)
         await self._write(gate)
-        reached = await self.fleet.reached(gate, asked.seconds)
+        reached = await self.membership.reached(gate, asked.seconds)
         return json_response(self._status(policy, gate), 200 if reached else ACCEPTED)
 
     async def resume(self, request: Request) -> Response:
@@ -77,22 +77,22 @@ class AdminApi:
 
     async def _catch_up(self) -> None:
         """So that the next gate comes after those of other replicas."""
-        await self.desk.table.catch_up(self.desk.position, self.desk.lookup_seconds)
+        await self.resolver.table.catch_up(self.resolver.position, self.resolver.lookup_seconds)
 
     async def _write(self, gate: PolicyPause) -> None:
         """Here it holds at once, whatever becomes of the log."""
         self.gates.apply(gate)
         value = encode(gate, JSON)
         try:
-            with self.sink.room(len(value)):
-                await self.sink.append(SESSIONS, gate.key, value)
+            with self.event_writer.reserve_space(len(value)):
+                await self.event_writer.append(SESSIONS, gate.key, value)
         except (NotAcknowledgedError, BackpressureError) as error:
             raise ApiError(503, f"other replicas may not know of it: {error}; ask again", retry=True) from error
 
     def _status(self, policy: str, gate: PolicyPause | None = None) -> dict[str, Any]:
         """``in_flight`` and ``waiting`` count the calls of this replica."""
         announced = self.gates.announced
-        awaited = {} if gate is None else {"replicas_awaited": self.fleet.awaited(gate)}
+        awaited = {} if gate is None else {"replicas_awaited": self.membership.awaited(gate)}
         return {
             "policy": policy,
             "version": list(announced.newest(policy)),
@@ -102,7 +102,7 @@ class AdminApi:
         }
 
     def _policy(self, request: Request) -> str:
-        self.desk.admin(request)
+        self.resolver.admin(request)
         policy: str = request.path_params["policy"]
         if not is_identifier(policy):
             raise ApiError(404, f"{policy!r} is no name of a policy")

@@ -74,7 +74,7 @@ class Idempotency:
         self._kept = 0
 
     def around(self, app: ASGIApp, session_of: Callable[[Scope], Awaitable[str | None]]) -> ASGIApp:
-        """``app`` behind the fence. ``session_of`` names what the keys of a request are unique in; None: let ``app``
+        """``app`` behind idempotency. ``session_of`` names what the keys of a request are unique in; None: let ``app``
         refuse it.
         """
         return _Fenced(self, app, session_of)

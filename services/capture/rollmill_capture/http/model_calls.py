@@ -29,7 +29,7 @@ from rollmill_capture.upstream.model_routes import RouteTable, Target
 
 KIND = "x-rollmill-call"
 ATTEMPT = "x-rollmill-attempt"
-"""Set by the fence alone."""
+"""Set by idempotency alone."""
 RETRY_HEADERS = {
     "idempotency_key": "idempotency-key",
     "client_request_id": "x-request-id",
@@ -43,7 +43,7 @@ KEY_LENGTH = 256
 class Caller:
     """What the endpoints of all APIs share."""
 
-    desk: SessionResolver
+    resolver: SessionResolver
     routes: RouteTable
     upstream: Upstream
     recorder: Recorder
@@ -65,10 +65,10 @@ class CallEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         client = ResponseStream(scope, receive, send, self.api.shape)
-        desk = self.caller.desk
+        resolver = self.caller.resolver
         try:
-            entry = await desk.caller(request)
-            with desk.in_flight.call(entry.session_id):
+            entry = await resolver.caller(request)
+            with resolver.in_flight.call(entry.session_id):
                 await self._attend(entry, request, client)
         except ApiError as refusal:
             await client.reply(refusal)
@@ -83,7 +83,7 @@ class CallEndpoint:
         call = await self._call(entry, request, await read_body(request, caller.request_bytes))
         exchange = CallHandler(call, caller.upstream, caller.recorder, client, caller.keep_alive_seconds)
         try:
-            with exchange.room():
+            with exchange.reserve_space():
                 await attend(exchange, client)
         except BackpressureError as error:
             await exchange.turn_away(error)
@@ -91,7 +91,7 @@ class CallEndpoint:
             self._show_load()
 
     def _show_load(self) -> None:
-        self.caller.recorder.metrics.gauge("in_flight", self.caller.desk.in_flight.total)
+        self.caller.recorder.metrics.gauge("in_flight", self.caller.resolver.in_flight.total)
 
     async def _call(self, entry: SessionEntry, request: Request, raw: bytes) -> Call:
         recorder = self.caller.recorder

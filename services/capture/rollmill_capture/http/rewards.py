@@ -45,21 +45,21 @@ class RewardRequest(EvalResult):
 
 @dataclass(frozen=True)
 class RewardApi:
-    desk: SessionResolver
-    sink: EventWriter
+    resolver: SessionResolver
+    event_writer: EventWriter
     clock: Clock
     metrics: Metrics
 
     @classmethod
     def beside(cls, sessions: SessionApi) -> Self:
-        return cls(sessions.desk, sessions.sink, sessions.clock, sessions.metrics)
+        return cls(sessions.resolver, sessions.event_writer, sessions.clock, sessions.metrics)
 
     async def reward(self, request: Request) -> Response:
         """Of an open or a closed session. Where keys are asked for, the tenant's own is needed: a session's token is in
         the hands of the agent that is graded.
         """
-        self.desk.tenant(request)
-        entry = await self.desk.owned(request, request.path_params["session_id"])
+        self.resolver.tenant(request)
+        entry = await self.resolver.owned(request, request.path_params["session_id"])
         evaluation = self._evaluation(entry, await self._read(request))
         await self._append(evaluation)
         self.metrics.count("rewards", evaluator=evaluation.evaluator)
@@ -97,8 +97,8 @@ class RewardApi:
         if len(value) > EVALUATIONS.max_bytes:
             raise ApiError(413, f"the evaluation is over {EVALUATIONS.max_bytes} bytes")
         try:
-            with self.sink.room(len(value)):
-                await self.sink.append(EVALUATIONS, evaluation.session_id, value)
+            with self.event_writer.reserve_space(len(value)):
+                await self.event_writer.append(EVALUATIONS, evaluation.session_id, value)
         except NotAcknowledgedError as error:
             raise ApiError(503, f"{error}; ask again", retry=True) from error
         except BackpressureError as error:

@@ -43,8 +43,8 @@ LOCKS = 256
 
 @dataclass(frozen=True)
 class SessionApi:
-    desk: SessionResolver
-    sink: EventWriter
+    resolver: SessionResolver
+    event_writer: EventWriter
     clock: Clock
     metrics: Metrics
     public_url: str
@@ -60,12 +60,12 @@ class SessionApi:
     tokens: Tokens = field(default_factory=lambda: Tokens())  # noqa: PLW0108  # defined below
 
     async def open(self, request: Request) -> Response:
-        tenant = self.desk.tenant(request)
+        tenant = self.resolver.tenant(request)
         opening = _of_tenant(await self._read(request, read_open_request, SPEC_BYTES), tenant)
         self._check(opening.spec)
         session_id = opening.session_id or uuid.uuid4().hex
         async with self._lock(session_id):
-            known = None if opening.session_id is None else await self.desk.newest(session_id)
+            known = None if opening.session_id is None else await self.resolver.newest(session_id)
             if known is not None and known.attempt >= opening.attempt:
                 return await self._opened_before(known, opening)
             entry = await self._admitted(session_id, opening)
@@ -73,15 +73,15 @@ class SessionApi:
         return json_response(self._introduced(entry), CREATED)
 
     async def look(self, request: Request) -> Response:
-        entry = await self.desk.owned(request, request.path_params["session_id"])
+        entry = await self.resolver.owned(request, request.path_params["session_id"])
         spec = entry.spec.model_dump(mode="json")
         return json_response({**self._described(entry), "opened_at": entry.opened_at, "spec": spec})
 
     async def close(self, request: Request) -> Response:
         """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
         closing = await self._read(request, read_close_request, CLOSING_BYTES)
-        entry = await self.desk.owned(request, request.path_params["session_id"])
-        with self.desk.in_flight.closing(entry.session_id):
+        entry = await self.resolver.owned(request, request.path_params["session_id"])
+        with self.resolver.in_flight.closing(entry.session_id):
             await self._idle(entry.session_id)
             async with self._lock(entry.session_id):
                 return json_response(self._described(await self._close(entry.session_id, closing)))
@@ -120,7 +120,7 @@ class SessionApi:
         """Raises RefusalError (429) where the session's group may not start now."""
         if self.admission.counts(opening.spec):
             # What other replicas have admitted counts, too: all that is written by now is read first.
-            await self.desk.table.catch_up(self.desk.position, self.desk.lookup_seconds)
+            await self.resolver.table.catch_up(self.resolver.position, self.resolver.lookup_seconds)
         try:
             self.admission.admit(session_id, opening.spec, self.clock.now())
         except NoCapacityError as error:
@@ -149,14 +149,14 @@ class SessionApi:
     async def _with_new_token(self, entry: SessionEntry) -> SessionEntry:
         renewed = entry.replace(token=self.tokens.new(entry.session_id))
         await self._append_entry(renewed)
-        self.desk.table.apply(renewed)
+        self.resolver.table.apply(renewed)
         return renewed
 
     async def _append_entry(self, entry: SessionEntry) -> None:
         value = encode(entry, JSON)
         try:
-            with self.sink.room(len(value)):
-                await self.sink.append(SESSIONS, entry.session_id, value)
+            with self.event_writer.reserve_space(len(value)):
+                await self.event_writer.append(SESSIONS, entry.session_id, value)
         except NotAcknowledgedError as error:
             raise ApiError(503, f"{error}; ask again", retry=True) from error
         except BackpressureError as error:
@@ -165,14 +165,14 @@ class SessionApi:
     async def _idle(self, session_id: str) -> None:
         try:
             async with asyncio.timeout(self.close_seconds):
-                await self.desk.in_flight.idle(session_id)
+                await self.resolver.in_flight.idle(session_id)
         except TimeoutError:
             raise ApiError(
                 409, f"session {session_id!r} still has calls in flight; cancel them, then close it", retry=True
             ) from None
 
     async def _close(self, session_id: str, closing: CloseRequest) -> SessionEntry:
-        entry = await self.desk.newest(session_id) or await self.desk.known(session_id)
+        entry = await self.resolver.newest(session_id) or await self.resolver.known(session_id)
         if closing.attempt not in (None, entry.attempt):
             raise ApiError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
         if entry.state is SessionState.CLOSED:
@@ -189,16 +189,16 @@ class SessionApi:
         """First the event, then the entry: who finds the entry can rely on the event."""
         told, written = encode(event), encode(entry, JSON)
         try:
-            with self.sink.room(len(told) + len(written)):
-                await self.sink.append(COMPLETIONS, event.session_id, told)
-                await self.sink.append(SESSIONS, entry.session_id, written)
+            with self.event_writer.reserve_space(len(told) + len(written)):
+                await self.event_writer.append(COMPLETIONS, event.session_id, told)
+                await self.event_writer.append(SESSIONS, entry.session_id, written)
         except NotAcknowledgedError as error:
             self.unsure.keep(event)
             raise ApiError(503, f"{error}; ask again", retry=True) from error
         except BackpressureError as error:
             raise ApiError(503, str(error), retry=True, retry_after=error.retry_after) from error
         self.unsure.forget(event)
-        self.desk.table.apply(entry)
+        self.resolver.table.apply(entry)
 
     def _lock(self, session_id: str) -> asyncio.Lock:
         return self.locks[hash(session_id) % len(self.locks)]

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from rollmill.errors import BackpressureError
 from rollmill.models import CallStatus
 from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
-from rollmill_capture.coordination.policy_versions import version_span
+from rollmill_capture.coordination.policies import version_span
 from rollmill_capture.errors import JSON, ApiError, json_response
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.proxy.completion_record import Call, CallResult, room_for
@@ -89,11 +89,11 @@ class CallHandler:
         except BackpressureError as error:
             await self.turn_away(error)
 
-    def room(self) -> AbstractContextManager[None]:
+    def reserve_space(self) -> AbstractContextManager[None]:
         """Inside, the call's record has a place, whatever becomes of Kafka (rule S5): to be held around ``run`` and
         ``gone``. Raises BackpressureError.
         """
-        return self._recorder.sink.room(room_for(self._call))
+        return self._recorder.event_writer.reserve_space(room_for(self._call))
 
     async def turn_away(self, error: BackpressureError) -> None:
         """Before the engine was called: nothing was sampled, and there is nothing to record."""

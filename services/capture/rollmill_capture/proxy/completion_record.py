@@ -21,7 +21,7 @@ from rollmill.models import (
     total_length,
 )
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.coordination.policy_versions import version_span
+from rollmill_capture.coordination.policies import version_span
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
 from rollmill_capture.upstream.formats.parsed_reply import LogProbs

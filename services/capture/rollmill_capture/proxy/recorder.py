@@ -15,7 +15,7 @@ from rollmill.runtime.claim_check import ClaimCheck, StorageUnreachableError
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.event_log.event_writer import EventWriter
 from rollmill_capture.model_config import VersionSource
 from rollmill_capture.proxy.completion_record import (
@@ -43,7 +43,7 @@ class RecordTooLargeError(RollmillError):
 
 @dataclass
 class Recorder:
-    sink: EventWriter
+    event_writer: EventWriter
     announced: AnnouncedVersions
     clock: Clock
     metrics: Metrics
@@ -100,7 +100,7 @@ class Recorder:
     async def _append(self, record: CompletionRecord, value: bytes) -> None:
         started = time.perf_counter()
         try:
-            await self.sink.append(COMPLETIONS, record.session_id, value)
+            await self.event_writer.append(COMPLETIONS, record.session_id, value)
         except RollmillError:
             self.metrics.count("not_acknowledged")
             raise

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import httpx
 
 from rollmill.errors import RollmillError
+from rollmill_capture.coordination.policies import PausedPolicies
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.connection_pool import PooledTransport
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 from rollmill_capture.upstream.http_transport import BrokenResponseError, HttpTransport
 from rollmill_capture.upstream.load_balancer import LoadBalancer
 from rollmill_capture.upstream.model_routes import Target
-from rollmill_capture.upstream.policy_pause import CallGates
 
 BAD_GATEWAY = 502
 GATEWAY_TIMEOUT = 504
@@ -57,7 +57,7 @@ def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
 @dataclass(frozen=True)
 class Upstream:
     client: httpx.AsyncClient
-    pauses: CallGates = field(default_factory=CallGates)
+    pauses: PausedPolicies = field(default_factory=PausedPolicies)
     places: LoadBalancer = field(default_factory=LoadBalancer)
 
     @asynccontextmanager

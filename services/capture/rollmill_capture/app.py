@@ -37,9 +37,9 @@ from rollmill_capture.http.admin import AdminApi
 from rollmill_capture.http.application import make_application
 from rollmill_capture.http.idempotency import Idempotency
 from rollmill_capture.http.model_calls import Caller
+from rollmill_capture.http.requests import SessionResolver, accepted_keys
 from rollmill_capture.http.routes import call_routes
 from rollmill_capture.http.server import listen, serve
-from rollmill_capture.http.session_resolver import SessionResolver
 from rollmill_capture.http.sessions import SessionApi
 from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.settings import CaptureSettings
@@ -81,7 +81,7 @@ class CaptureParts:
 def assemble(parts: CaptureParts) -> Starlette:
     """The HTTP application."""
     settings, routes = parts.settings, RouteTable(parts.settings)
-    resolver = SessionResolver(parts.sessions, parts.position, settings.lookup_seconds, settings.keys)
+    resolver = SessionResolver(parts.sessions, parts.position, settings.lookup_seconds, accepted_keys(settings))
     admission = parts.admission or Admission({}, parts.announced.newest)
     sessions = SessionApi(
         resolver=resolver,
@@ -110,7 +110,7 @@ def assemble(parts: CaptureParts) -> Starlette:
         keep_alive_seconds=settings.keep_alive_seconds,
     )
     fence = Idempotency(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
-    calls = call_routes(caller, lambda endpoint: fence.around(endpoint, resolver.named_for_retries))
+    calls = call_routes(caller, lambda endpoint: fence.around(endpoint, resolver.idempotency_scope))
     return make_application(sessions, calls, admin)
 
 

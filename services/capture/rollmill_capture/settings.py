@@ -12,7 +12,6 @@ from pydantic import Field, PositiveInt, SecretStr, TypeAdapter, field_validator
 from rollmill.errors import ConfigurationError
 from rollmill.settings import ServiceSettings
 from rollmill_capture.admission import AdmissionLimits
-from rollmill_capture.auth import Keys
 from rollmill_capture.model_config import Route
 
 DIGEST = r"^[0-9a-fA-F]{64}$"
@@ -80,9 +79,9 @@ class CaptureSettings(ServiceSettings):
     """How long an unknown session is looked for before 404 (rule S3)."""
 
     @property
-    def keys(self) -> Keys:
-        """The keys that are accepted. Raises ConfigurationError where the file cannot be read."""
-        return Keys({**self.api_keys, **_read_keys(self.api_keys_file)}, self.admin_key_sha256)
+    def key_digests(self) -> dict[str, str]:
+        """Tenant to the digest of its key, those of the file too. Raises ConfigurationError: it cannot be read."""
+        return {**self.api_keys, **_read_keys(self.api_keys_file)}
 
     @property
     def public(self) -> str:

@@ -372,7 +372,7 @@ async def test_path_header_and_key_name_the_session(path: str, headers: dict[str
         ("/sessions/nobody/v1/chat/completions", 404, "POST /v1/sessions"),
         ("/sessions/not%20an%20id/v1/chat/completions", 404, "no session"),
         ("/sessions/done/v1/chat/completions", 409, "closed"),
-        ("/v1/chat/completions", 401, "whose call"),
+        ("/v1/chat/completions", 401, "the session of this call"),
     ],
 )
 async def test_calls_without_an_open_session_are_refused_and_not_retried(path: str, status: int, words: str) -> None:

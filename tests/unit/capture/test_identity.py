@@ -21,9 +21,9 @@ from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.auth import Keys, digest_of, presented_key
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.requests import Keys, accepted_keys, digest_of, presented_key
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 
@@ -170,17 +170,17 @@ def test_without_keys_capture_refuses_to_listen_to_other_machines(host: str) -> 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_on_loopback_it_starts_without(host: str) -> None:
-    assert not CaptureSettings(host=host).keys.asked_for
+    assert not accepted_keys(CaptureSettings(host=host)).required
 
 
 def test_keys_come_from_a_file_too_and_must_be_digests(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     file.write_bytes(orjson.dumps({"carol": digest_of("key-of-carol")}))
-    keys = CaptureSettings(host="0.0.0.0", api_keys=KEYS, api_keys_file=file).keys
-    assert [keys.tenant(key) for key in (ALICE, "key-of-carol", "x", None)] == ["alice", "carol", None, None]
+    keys = accepted_keys(CaptureSettings(host="0.0.0.0", api_keys=KEYS, api_keys_file=file))
+    assert [keys.tenant_of(key) for key in (ALICE, "key-of-carol", "x", None)] == ["alice", "carol", None, None]
     file.write_text('{"carol": "key-of-carol"}')
     with pytest.raises(ConfigurationError, match="SHA-256"):
-        _ = CaptureSettings(host="0.0.0.0", api_keys_file=file).keys
+        accepted_keys(CaptureSettings(host="0.0.0.0", api_keys_file=file))
     with pytest.raises(ValidationError, match="SHA-256"):
         CaptureSettings(api_keys={"alice": ALICE})
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.json_body import compact_copy
-
 Messages = tuple[dict[str, Any], ...]
 
 DEFAULT_BYTES = 256 * 2**20
@@ -132,3 +130,10 @@ def _written(given: Any) -> str:
 
 def json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def compact_copy(raw: bytes) -> bytes:
+    """The same bytes in just the room that they take, for what is kept: what orjson returns holds on to all the room
+    that it had set aside, several times the text.
+    """
+    return bytes(memoryview(raw))

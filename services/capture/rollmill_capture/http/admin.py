@@ -17,9 +17,8 @@ from rollmill_capture.coordination.membership import Membership
 from rollmill_capture.coordination.policies import PolicyPauses
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
+from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
 from rollmill_capture.http.session_requests import complaints
-from rollmill_capture.http.session_resolver import SessionResolver
-from rollmill_capture.json_body import parse_object, read_body
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -77,7 +76,7 @@ class AdminApi:
 
     async def _catch_up(self) -> None:
         """So that the next gate comes after those of other replicas."""
-        await self.resolver.table.catch_up(self.resolver.position, self.resolver.lookup_seconds)
+        await self.resolver.catch_up()
 
     async def _write(self, gate: PolicyPause) -> None:
         """Here it holds at once, whatever becomes of the log."""
@@ -102,7 +101,7 @@ class AdminApi:
         }
 
     def _policy(self, request: Request) -> str:
-        self.resolver.admin(request)
+        self.resolver.require_admin(request)
         policy: str = request.path_params["policy"]
         if not is_identifier(policy):
             raise ApiError(404, f"{policy!r} is no name of a policy")

@@ -19,8 +19,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill_capture.apis.history_cache import compact_copy
 from rollmill_capture.errors import ApiError
-from rollmill_capture.json_body import compact_copy
 
 KEY = b"idempotency-key"
 ATTEMPT = b"x-rollmill-attempt"

@@ -16,8 +16,7 @@ from rollmill.models import CallKind, SessionEntry
 from rollmill_capture.apis.api import ApiAdapter
 from rollmill_capture.apis.history_cache import HistoryCache
 from rollmill_capture.errors import ApiError
-from rollmill_capture.http.session_resolver import SessionResolver
-from rollmill_capture.json_body import parse_object, read_body
+from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
 from rollmill_capture.proxy.call_handler import CallHandler
 from rollmill_capture.proxy.completion_record import Call
 from rollmill_capture.proxy.recorder import Recorder
@@ -67,7 +66,7 @@ class CallEndpoint:
         client = ResponseStream(scope, receive, send, self.api.shape)
         resolver = self.caller.resolver
         try:
-            entry = await resolver.caller(request)
+            entry = await resolver.calling_session(request)
             with resolver.in_flight.call(entry.session_id):
                 await self._attend(entry, request, client)
         except ApiError as refusal:

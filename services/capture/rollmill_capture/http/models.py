@@ -14,7 +14,7 @@ from rollmill_capture.apis import anthropic_reply, anthropic_request, gemini_rep
 from rollmill_capture.apis.gemini_request import said
 from rollmill_capture.errors import ApiError, ErrorFormat, json_response
 from rollmill_capture.http.model_calls import Caller
-from rollmill_capture.json_body import parse_object, read_body
+from rollmill_capture.http.requests import parse_object, read_body
 from rollmill_capture.upstream.client import UpstreamError
 from rollmill_capture.upstream.model_routes import Target
 
@@ -32,7 +32,7 @@ class ModelsApi:
 
     async def models(self, request: Request) -> Response:
         """The upstream's models; in Anthropic's shape for its clients."""
-        await self.caller.resolver.caller(request)
+        await self.caller.resolver.calling_session(request)
         status, body = await self._models()
         if status == OK and "anthropic-version" in request.headers:
             body = {"data": [_anthropic(name) for name in _names(body)], "has_more": False}
@@ -49,7 +49,7 @@ class ModelsApi:
         return json_response(found[0], OK) if found else answer
 
     async def gemini_models(self, request: Request) -> Response:
-        await self.caller.resolver.caller(request)
+        await self.caller.resolver.calling_session(request)
         status, body = await self._models()
         return json_response({"models": [_google(name) for name in _names(body)]} if status == OK else body, status)
 
@@ -62,7 +62,7 @@ class ModelsApi:
 
     async def _counted(self, request: Request, shape: ErrorFormat, name: str) -> Response:
         try:
-            entry = await self.caller.resolver.caller(request)
+            entry = await self.caller.resolver.calling_session(request)
             raw = await read_body(request, self.caller.request_bytes)
             target, fields = self._fields(request, raw, entry.session_id)
             count, exact = await self._count(target, fields)

@@ -18,10 +18,9 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import EVALUATIONS
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
+from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
 from rollmill_capture.http.session_requests import complaints
-from rollmill_capture.http.session_resolver import SessionResolver
 from rollmill_capture.http.sessions import SessionApi
-from rollmill_capture.json_body import parse_object, read_body
 
 ACCEPTED = 202
 UNPROCESSABLE = 422
@@ -58,8 +57,8 @@ class RewardApi:
         """Of an open or a closed session. Where keys are asked for, the tenant's own is needed: a session's token is in
         the hands of the agent that is graded.
         """
-        self.resolver.tenant(request)
-        entry = await self.resolver.owned(request, request.path_params["session_id"])
+        self.resolver.tenant_of(request)
+        entry = await self.resolver.owned_session(request, request.path_params["session_id"])
         evaluation = self._evaluation(entry, await self._read(request))
         await self._append(evaluation)
         self.metrics.count("rewards", evaluator=evaluation.evaluator)

@@ -18,9 +18,17 @@ from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.admission import Admission, NoCapacityError
-from rollmill_capture.auth import TENANT, digest_of, is_token_of, new_token
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
+from rollmill_capture.http.requests import (
+    TENANT,
+    SessionResolver,
+    digest_of,
+    is_token_of,
+    new_token,
+    parse_object,
+    read_body,
+)
 from rollmill_capture.http.session_requests import (
     CloseRequest,
     OpenRequest,
@@ -28,8 +36,6 @@ from rollmill_capture.http.session_requests import (
     read_close_request,
     read_open_request,
 )
-from rollmill_capture.http.session_resolver import SessionResolver
-from rollmill_capture.json_body import parse_object, read_body
 
 R = TypeVar("R")
 
@@ -60,7 +66,7 @@ class SessionApi:
     tokens: Tokens = field(default_factory=lambda: Tokens())  # noqa: PLW0108  # defined below
 
     async def open(self, request: Request) -> Response:
-        tenant = self.resolver.tenant(request)
+        tenant = self.resolver.tenant_of(request)
         opening = _of_tenant(await self._read(request, read_open_request, SPEC_BYTES), tenant)
         self._check(opening.spec)
         session_id = opening.session_id or uuid.uuid4().hex
@@ -73,14 +79,14 @@ class SessionApi:
         return json_response(self._introduced(entry), CREATED)
 
     async def look(self, request: Request) -> Response:
-        entry = await self.resolver.owned(request, request.path_params["session_id"])
+        entry = await self.resolver.owned_session(request, request.path_params["session_id"])
         spec = entry.spec.model_dump(mode="json")
         return json_response({**self._described(entry), "opened_at": entry.opened_at, "spec": spec})
 
     async def close(self, request: Request) -> Response:
         """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
         closing = await self._read(request, read_close_request, CLOSING_BYTES)
-        entry = await self.resolver.owned(request, request.path_params["session_id"])
+        entry = await self.resolver.owned_session(request, request.path_params["session_id"])
         with self.resolver.in_flight.closing(entry.session_id):
             await self._idle(entry.session_id)
             async with self._lock(entry.session_id):
@@ -120,7 +126,7 @@ class SessionApi:
         """Raises RefusalError (429) where the session's group may not start now."""
         if self.admission.counts(opening.spec):
             # What other replicas have admitted counts, too: all that is written by now is read first.
-            await self.resolver.table.catch_up(self.resolver.position, self.resolver.lookup_seconds)
+            await self.resolver.catch_up()
         try:
             self.admission.admit(session_id, opening.spec, self.clock.now())
         except NoCapacityError as error:
@@ -172,7 +178,7 @@ class SessionApi:
             ) from None
 
     async def _close(self, session_id: str, closing: CloseRequest) -> SessionEntry:
-        entry = await self.resolver.newest(session_id) or await self.resolver.known(session_id)
+        entry = await self.resolver.newest(session_id) or await self.resolver.get(session_id)
         if closing.attempt not in (None, entry.attempt):
             raise ApiError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
         if entry.state is SessionState.CLOSED:

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from rollmill_capture.apis.api import ParsedRequest, ResponseFormatter
-from rollmill_capture.json_body import compact_copy
 from rollmill_capture.model_config import EngineKind
 from rollmill_capture.upstream.formats.logprobs import as_prompt
 from rollmill_capture.upstream.formats.parsed_reply import Ids
@@ -69,7 +68,8 @@ def prepare(
     if model is not None and model != name:
         fields, changed = {**fields, "model": model}, True
     return UpstreamRequest(
-        body=compact_copy(orjson.dumps(fields)),
+        # A compact copy, for it is kept as long as the call: what orjson returns holds on to several times the text.
+        body=bytes(memoryview(orjson.dumps(fields))),
         original=raw if changed or asked.translated else None,
         added=tuple(added),
         fields=fields,

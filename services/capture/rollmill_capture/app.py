@@ -36,7 +36,7 @@ from rollmill_capture.event_log.spool import Spool, open_spool
 from rollmill_capture.http.admin import AdminApi
 from rollmill_capture.http.application import make_application
 from rollmill_capture.http.idempotency import Idempotency
-from rollmill_capture.http.model_calls import Caller
+from rollmill_capture.http.model_calls import CallContext
 from rollmill_capture.http.requests import SessionResolver, accepted_keys
 from rollmill_capture.http.routes import call_routes
 from rollmill_capture.http.server import listen, serve
@@ -99,18 +99,18 @@ def assemble(parts: CaptureParts) -> Starlette:
     )
     admin = AdminApi(resolver, membership.gates, membership, parts.event_writer)
     recorder = Recorder(parts.event_writer, parts.announced, parts.clock, parts.metrics, parts.engines, parts.claims)
-    caller = Caller(
+    call_context = CallContext(
         resolver=resolver,
         routes=routes,
         upstream=parts.upstream,
         recorder=recorder,
         engines=parts.engines,
-        memory=HistoryCache(),
+        history=HistoryCache(),
         request_bytes=settings.request_bytes,
         keep_alive_seconds=settings.keep_alive_seconds,
     )
     fence = Idempotency(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
-    calls = call_routes(caller, lambda endpoint: fence.around(endpoint, resolver.idempotency_scope))
+    calls = call_routes(call_context, lambda endpoint: fence.around(endpoint, resolver.idempotency_scope))
     return make_application(sessions, calls, admin)
 
 

@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill_capture.http.idempotency import SETTLED, Idempotency
+from rollmill_capture.http.idempotency import Idempotency
+from rollmill_capture.proxy.response_stream import SETTLED
 
 PIECES = 50
 

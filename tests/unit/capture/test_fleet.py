@@ -209,7 +209,7 @@ async def paused(replica: Replica, mode: PauseMode = PauseMode.WAIT) -> PolicyPa
 async def test_a_pause_holds_at_all_replicas_and_is_complete_when_the_last_one_is_idle() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
-    async with asyncio.timeout(WAIT), b.pauses.passage("p"):
+    async with asyncio.timeout(WAIT), b.pauses.in_flight("p"):
         gate = await paused(a)
         assert b.pauses.status("p")["mode"] == "wait"
         beating = asyncio.create_task(b.membership.send_heartbeats())
@@ -223,7 +223,7 @@ async def test_a_pause_holds_at_all_replicas_and_is_complete_when_the_last_one_i
 async def test_calls_in_flight_need_not_end_where_the_mode_lets_them_go_on_but_the_others_have_to_know() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
-    async with asyncio.timeout(WAIT), b.pauses.passage("p"), a.pauses.passage("p"):
+    async with asyncio.timeout(WAIT), b.pauses.in_flight("p"), a.pauses.in_flight("p"):
         gate = await paused(a, PauseMode.KEEP)
         assert not await a.membership.reached(gate, 0.01)
         await b.membership.send_heartbeat()

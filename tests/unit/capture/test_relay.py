@@ -4,7 +4,7 @@ import orjson
 
 from rollmill_capture.apis.passthrough_reply import DONE, RequestedDetails, passthrough
 from rollmill_capture.errors import OPENAI
-from rollmill_capture.proxy.stream_relay import StreamRelay
+from rollmill_capture.proxy.response_stream import StreamRelay
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 NOTHING = RequestedDetails(ids=False, logprobs=False, usage=False)

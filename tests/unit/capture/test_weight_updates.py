@@ -150,7 +150,7 @@ async def test_a_call_that_has_waited_for_too_long_is_told_to_come_back_and_leav
 async def test_a_second_pause_holds_calls_that_the_first_had_held() -> None:
     pauses = PausedPolicies(WAIT)
     pauses.pause("p", PauseMode.KEEP)
-    waiting = asyncio.create_task(pauses.opened("p"))
+    waiting = asyncio.create_task(pauses.wait_until_resumed("p"))
     await asyncio.sleep(0)
     pauses.resume("p")
     pauses.pause("p", PauseMode.KEEP)
@@ -164,7 +164,7 @@ async def test_the_longest_wait_is_bounded() -> None:
     pauses = PausedPolicies(0.01)
     pauses.pause("p", PauseMode.KEEP)
     with pytest.raises(PausedTooLongError):
-        await pauses.opened("p")
+        await pauses.wait_until_resumed("p")
 
 
 @pytest.mark.parametrize(("path", "body"), [("pause", {"mode": "stop"}), ("resume", {"verson": 1})])

@@ -36,7 +36,7 @@ from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.model_config import Route
-from rollmill_capture.proxy.stream_relay import StreamRelay
+from rollmill_capture.proxy.response_stream import StreamRelay
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, make_client
 from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply

@@ -103,12 +103,12 @@ class PausedPolicies:
         self._gates: dict[str, _Gate] = {}
 
     @asynccontextmanager
-    async def passage(self, policy: str) -> AsyncIterator[None]:
+    async def in_flight(self, policy: str) -> AsyncIterator[None]:
         """Inside, a call of the policy is in flight; entered only while the policy is not paused.
 
         Raises PausedTooLongError.
         """
-        await self.opened(policy)
+        await self.wait_until_resumed(policy)
         gate = self._gate(policy)
         gate.running += 1
         gate.idle.clear()
@@ -119,7 +119,7 @@ class PausedPolicies:
             if not gate.running:
                 gate.idle.set()
 
-    async def opened(self, policy: str) -> None:
+    async def wait_until_resumed(self, policy: str) -> None:
         """Wait until the policy is not paused. Raises PausedTooLongError."""
         gate = self._gate(policy)
         gate.waiting += 1

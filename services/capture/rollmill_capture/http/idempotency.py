@@ -21,12 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill_capture.apis.history_cache import compact_copy
 from rollmill_capture.errors import ApiError
+from rollmill_capture.proxy.response_stream import SETTLED
 
 KEY = b"idempotency-key"
 ATTEMPT = b"x-rollmill-attempt"
 """Header by which the call inside learns its number; what a client says there is dropped."""
-SETTLED = "rollmill.settled"
-"""Key of the scope that the call inside sets when its reply is recorded and whole."""
 KEY_LENGTH = 256
 UNPROCESSABLE = 422
 MOST_KEYS = 100_000

@@ -22,7 +22,7 @@ from rollmill_capture.apis.openai_chat import ChatApi
 from rollmill_capture.apis.openai_completions import CompletionsApi
 from rollmill_capture.apis.openai_responses_reply import OpenAiResponsesApi
 from rollmill_capture.apis.token_routes import GenerateApi, TokensApi
-from rollmill_capture.http.model_calls import CallEndpoint, Caller
+from rollmill_capture.http.model_calls import CallContext, CallEndpoint
 from rollmill_capture.http.models import ModelsApi
 from rollmill_capture.upstream.formats.upstream_format import MESSAGES, RESPONSES
 
@@ -33,7 +33,7 @@ GEMINI_VERSIONS = ("v1beta", "v1", "v1alpha")
 BASES = (SESSION, "", f"{SESSION}/v1")
 
 
-def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[BaseRoute]:
+def call_routes(context: CallContext, fenced: Callable[[ASGIApp], ASGIApp]) -> list[BaseRoute]:
     """Routes of all APIs, the most used ones first: they are tried in order. ``fenced`` holds off repeated calls."""
     apis: list[tuple[str, ApiAdapter, ApiAdapter | None]] = [
         ("/v1/chat/completions", ChatApi(), None),
@@ -52,7 +52,7 @@ def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[Ba
             (f"/{version}/models/{{model:path}}:generateContent", GeminiApi(streams=False), None),
             (f"/{version}/models/{{model:path}}:streamGenerateContent", GeminiApi(streams=True), None),
         ]
-    looks = ModelsApi(caller)
+    looks = ModelsApi(context)
     lookups: list[tuple[str, Lookup, str]] = [
         ("/v1/models", looks.models, "GET"),
         ("/v1/models/{model:path}", looks.model, "GET"),
@@ -61,7 +61,7 @@ def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[Ba
         ("/v1beta/models/{model:path}:countTokens", looks.count_gemini, "POST"),
         ("/v1/models/{model:path}:countTokens", looks.count_gemini, "POST"),
     ]
-    endpoints = [(path, fenced(CallEndpoint(caller, api, native))) for path, api, native in apis]
+    endpoints = [(path, fenced(CallEndpoint(context, api, native))) for path, api, native in apis]
     return [
         *(Route(f"{base}{path}", endpoint, methods=["POST"]) for base in BASES for path, endpoint in endpoints),
         *(Route(f"{base}{path}", lookup, methods=[method]) for base in BASES for path, lookup, method in lookups),

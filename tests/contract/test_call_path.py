@@ -20,8 +20,7 @@ from rollmill.testing.tables import CaughtUp
 from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
-from rollmill_capture.event_log.event_writer import LogEventWriter
-from rollmill_capture.event_log.producer import KafkaEventProducer
+from rollmill_capture.event_log.event_writer import KafkaEventProducer, LogEventWriter
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, make_client
 from tests.call_path import CallPath, recorded_call_path

@@ -30,9 +30,9 @@ from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPoli
 from rollmill_capture.coordination.session_retention import SessionRetention
 from rollmill_capture.coordination.session_table import Position, SessionTable
 from rollmill_capture.coordination.sessions_topic import SessionsTopic
-from rollmill_capture.event_log.event_writer import EventWriter, LogEventWriter
-from rollmill_capture.event_log.producer import KafkaEventProducer
+from rollmill_capture.event_log.event_writer import EventWriter, KafkaEventProducer, LogEventWriter
 from rollmill_capture.event_log.spool import Spool, open_spool
+from rollmill_capture.event_log.spool_drain import SpoolDrain
 from rollmill_capture.http.admin import AdminApi
 from rollmill_capture.http.application import make_application
 from rollmill_capture.http.idempotency import Idempotency
@@ -218,7 +218,7 @@ class Program:
             await asyncio.wait((probing,))
 
     async def _prepared(self, event_writer: LogEventWriter) -> None:
-        await event_writer.emptied()
+        await event_writer.wait_drained()
         await self._session_reader.caught_up()
         await self._policy_reader.caught_up()
         if self._settings.admission:
@@ -234,7 +234,7 @@ class Program:
             opened_spool(settings) as spool,
         ):
             event_writer = LogEventWriter(log, spool, context.metrics, failpoints=context.failpoints)
-            draining = asyncio.create_task(event_writer.drain())
+            draining = asyncio.create_task(SpoolDrain(event_writer).run())
             try:
                 yield event_writer
             finally:
@@ -293,7 +293,7 @@ def _tell_room(spool: Spool, settings: CaptureSettings) -> None:
 
 async def _emptied(event_writer: LogEventWriter, settings: CaptureSettings) -> None:
     """What is still spooled after this is sent by the next start."""
-    if not await event_writer.emptied(min(SPOOL_SECONDS, settings.drain_seconds / 3)):
+    if not await event_writer.wait_drained(min(SPOOL_SECONDS, settings.drain_seconds / 3)):
         structlog.get_logger().warning("records are left in the spool; the next start sends them")
 
 

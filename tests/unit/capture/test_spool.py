@@ -1,7 +1,7 @@
 """The spool and the event writer: what is acknowledged while Kafka is away, and in which order it is sent."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from rollmill.errors import BackpressureError, ConfigurationError
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import opened_spool
-from rollmill_capture.event_log.event_writer import LogEventWriter
-from rollmill_capture.event_log.producer import NotAcknowledgedError, RefusedRecordError
+from rollmill_capture.event_log.event_writer import LogEventWriter, NotAcknowledgedError, RefusedRecordError
 from rollmill_capture.event_log.spool import NoRoomError, Spool, open_spool
+from rollmill_capture.event_log.spool_drain import SpoolDrain
 from rollmill_capture.event_log.spool_store import SpooledRecord, open_spool_store
 from rollmill_capture.settings import CaptureSettings
 
@@ -35,10 +35,11 @@ class Log:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     replaced: int = 0
 
-    async def send(self, topic: str, key: str, value: bytes) -> None:
-        await self.send_all([(topic, key, value)])
+    async def send(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None:
+        del headers
+        await self.send_all([(topic, key, value or b"")])
 
-    async def send_all(self, records: list[tuple[str, str, bytes]]) -> None:
+    async def send_all(self, records: Sequence[tuple[str, str, bytes]]) -> None:
         self.asked.set()
         if any(self.refuses(value) for _, _, value in records):
             raise RefusedRecordError("too large")
@@ -47,11 +48,7 @@ class Log:
         if not self.here.is_set():
             raise NotAcknowledgedError("away")
 
-    async def append_best_effort(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None:
-        del headers
-        await self.send(topic, key, value or b"")
-
-    async def answers(self) -> bool:
+    async def is_reachable(self) -> bool:
         return self.here.is_set()
 
     async def replace(self) -> None:
@@ -66,7 +63,7 @@ class Log:
 async def spooling(path: Path, log: Log, limit: int = 1000) -> AsyncIterator[tuple[LogEventWriter, Spool]]:
     spool = await open_spool(path, "t.", limit)
     event_writer = LogEventWriter(log, spool, Metrics("capture"))
-    draining = asyncio.create_task(event_writer.drain())
+    draining = asyncio.create_task(SpoolDrain(event_writer).run())
     try:
         yield event_writer, spool
     finally:
@@ -77,7 +74,7 @@ async def spooling(path: Path, log: Log, limit: int = 1000) -> AsyncIterator[tup
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmill_capture.event_log.event_writer.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("rollmill_capture.event_log.spool_drain.RETRY_SECONDS", 0.01)
 
 
 async def test_without_kafka_records_are_acknowledged_by_the_disk_and_sent_in_order_later(tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ async def test_without_kafka_records_are_acknowledged_by_the_disk_and_sent_in_or
         )
         assert (log.sent, spool.records, spool.used) == ([], 9, 9)
         log.here.set()
-        assert await event_writer.emptied()
+        assert await event_writer.wait_drained()
         assert sorted(log.values) == [b"%d" % number for number in range(9)]
         for session in range(3):
             mine = [value for _, key, value in log.sent if key == f"s{session}"]
@@ -104,7 +101,7 @@ async def test_while_a_session_has_spooled_records_its_later_ones_go_behind_them
         await event_writer.append(SESSIONS, "s1", b"second")
         assert (spool.records, log.sent) == (2, [])
         log.here.set()
-        await event_writer.emptied()
+        await event_writer.wait_drained()
         await event_writer.append(COMPLETIONS, "s1", b"third")
         assert log.values == [b"first", b"second", b"third"]
         assert [topic for topic, _, _ in log.sent] == ["completions", "sessions", "completions"]
@@ -115,7 +112,7 @@ async def test_what_an_unacknowledged_send_delivers_later_is_there_twice_and_nev
     async with spooling(tmp_path, log) as (event_writer, _), asyncio.timeout(WAIT):
         await event_writer.append(COMPLETIONS, "s1", b"call")
         log.here.set()
-        await event_writer.emptied()
+        await event_writer.wait_drained()
         assert set(log.values) == {b"call"}
         assert len(log.values) > 1
 
@@ -128,7 +125,7 @@ async def test_the_next_start_finds_what_a_dead_process_left_and_sends_it_first(
     async with spooling(tmp_path, log) as (event_writer, spool), asyncio.timeout(WAIT):
         assert spool.holds("s1") or log.sent
         await event_writer.append(COMPLETIONS, "s1", b"after")
-        await event_writer.emptied()
+        await event_writer.wait_drained()
         assert log.values == [b"before", b"after"]
 
 
@@ -207,7 +204,7 @@ async def test_what_loses_its_meaning_with_time_is_never_spooled(tmp_path: Path)
         assert (event_writer.away, spool.records) == (True, 0)
         await event_writer.append(SESSIONS, "s1", b"closed")
         log.here.set()
-        await event_writer.emptied()
+        await event_writer.wait_drained()
         await event_writer.append_best_effort(SESSIONS, "s1", None)
         assert log.values == [b"closed", b""]
 
@@ -229,9 +226,9 @@ async def test_without_a_spool_the_loss_of_kafka_is_told_until_it_answers_again(
         await event_writer.append(COMPLETIONS, "s1", b"call")
     with pytest.raises(BackpressureError, match="ROLLMILL_SPOOL_DIR"), event_writer.reserve_space(1):
         raise AssertionError("there is no room")
-    assert not await event_writer._step()
+    assert not await SpoolDrain(event_writer)._step()
     log.here.set()
-    assert await event_writer._step()
+    assert await SpoolDrain(event_writer)._step()
     with event_writer.reserve_space(1):
         await event_writer.append(COMPLETIONS, "s1", b"call")
 
@@ -243,14 +240,14 @@ async def test_a_record_that_the_log_refuses_does_not_hold_up_the_others(tmp_pat
         for value in (b"one", b"bad", b"two"):
             await event_writer.append(COMPLETIONS, "s1", value)
         log.here.set()
-        await event_writer.emptied()
+        await event_writer.wait_drained()
         assert log.values == [b"one", b"two"]
         assert spool.used == 0
 
 
 async def test_a_producer_that_delivers_nothing_although_the_broker_answers_is_replaced(tmp_path: Path) -> None:
     class Stuck(Log):
-        async def answers(self) -> bool:
+        async def is_reachable(self) -> bool:
             return True
 
         async def replace(self) -> None:
@@ -260,7 +257,7 @@ async def test_a_producer_that_delivers_nothing_although_the_broker_answers_is_r
     log = Stuck()
     async with spooling(tmp_path, log) as (event_writer, _), asyncio.timeout(WAIT):
         await event_writer.append(COMPLETIONS, "s1", b"call")
-        await event_writer.emptied()
+        await event_writer.wait_drained()
     assert (log.replaced, log.values) == (1, [b"call"])
 
 

@@ -1,16 +1,20 @@
 """The records that travel over Kafka: what is kept of a call, a session, a grade, a batch, a token's fate.
 
-Frozen pydantic models; token arrays are numpy arrays (`rollmill.models.arrays`). Nothing here does I/O.
+Frozen pydantic models; token arrays are numpy arrays (`rollmill.models.base`). Nothing here does I/O.
 """
 
-from rollmill.models.arrays import JsonBytes, LogProbs, LossMask, TokenIds, Values
 from rollmill.models.base import (
     LARGEST_REWARD,
     EventTime,
     FiniteFloat,
     Identifier,
+    JsonBytes,
+    LogProbs,
+    LossMask,
     Record,
     Reward,
+    TokenIds,
+    Values,
     dump_json,
     is_identifier,
 )

@@ -17,10 +17,10 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.http.canned_server import Asked, Played, canned_server
 from rollmill.testing.tables import CaughtUp
-from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import KafkaEventProducer, LogEventWriter
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, make_client
 from tests.call_path import CallPath, recorded_call_path

@@ -36,9 +36,9 @@ from rollmill.testing.topic_log import everything, read, running
 from rollmill.topics import BUILT, COMPLETIONS
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings
-from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.http.server import serve
 from rollmill_capture.model_config import EngineKind, Route
 from rollmill_capture.settings import CaptureSettings

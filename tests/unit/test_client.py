@@ -29,9 +29,9 @@ from rollmill.topics import COMPLETIONS, EVALUATIONS
 from rollmill.trainer.policy.capture_client import Captures
 from rollmill.trainer.policy.capture_client import CaptureUnreachableError as TrainerCaptureError
 from rollmill_capture.admission import Admission, AdmissionLimits
-from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.http.requests import digest_of
 from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings
@@ -70,7 +70,7 @@ async def capture(settings: CaptureSettings) -> AsyncIterator[Capture]:
     made, announced, stop = Capture(), AnnouncedVersions(), asyncio.Event()
     table, clock = SessionTable(), SystemClock()
     admission = Admission({"policy": AdmissionLimits(max_staleness=0, per_version=2)}, announced.newest)
-    table.watch = lambda entry: admission.see(entry, clock.now())
+    table.on_change = lambda entry: admission.see(entry, clock.now())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         public = settings.model_copy(update={"public_url": f"http://127.0.0.1:{port}"})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -14,34 +13,23 @@ import structlog
 from starlette.applications import Starlette
 
 from rollmill.errors import PoisonRecordError
-from rollmill.models import SessionSpec, TokenDisposition
+from rollmill.models import TokenDisposition
 from rollmill.runtime.app import Service, ServiceContext
 from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.global_table import GlobalTable
-from rollmill.runtime.telemetry.clock import Clock
-from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.strategies import validate_session_spec
 from rollmill.topics import COMPLETIONS, OUTCOMES, POLICIES, SESSIONS
 from rollmill_capture.admission import Admission
-from rollmill_capture.apis.history_cache import HistoryCache
 from rollmill_capture.coordination.membership import Membership
 from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPolicies, PolicyPauses
 from rollmill_capture.coordination.session_retention import SessionRetention
-from rollmill_capture.coordination.session_table import Position, SessionTable
+from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.coordination.sessions_topic import SessionsTopic
 from rollmill_capture.event_log.event_writer import EventWriter, KafkaEventProducer, LogEventWriter
 from rollmill_capture.event_log.spool import Spool, open_spool
 from rollmill_capture.event_log.spool_drain import SpoolDrain
-from rollmill_capture.http.admin import AdminApi
-from rollmill_capture.http.application import make_application
-from rollmill_capture.http.idempotency import Idempotency
-from rollmill_capture.http.model_calls import CallContext
-from rollmill_capture.http.requests import SessionResolver, accepted_keys
-from rollmill_capture.http.routes import call_routes
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.http.server import listen, serve
-from rollmill_capture.http.sessions import SessionApi
-from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.capabilities import Engines
 from rollmill_capture.upstream.client import Upstream, make_client
@@ -54,64 +42,6 @@ SPOOL_SECONDS = 10.0
 
 HTTP = "http"
 """Part of readiness: the tables are read and the server listens."""
-
-
-@dataclass(frozen=True)
-class CaptureParts:
-    """What the HTTP application is made of; tests put fakes in place of the outside world."""
-
-    settings: CaptureSettings
-    sessions: SessionTable
-    position: Position
-    announced: AnnouncedVersions
-    event_writer: EventWriter
-    upstream: Upstream
-    clock: Clock
-    metrics: Metrics
-    validate: Callable[[SessionSpec], None] = validate_session_spec
-    engines: Engines = field(default_factory=Engines)
-    admission: Admission | None = None
-    """None: everything is admitted."""
-    claims: ClaimCheck | None = None
-    """None: every record lies in the log."""
-    membership: Membership | None = None
-    """None: this replica is the only one."""
-
-
-def assemble(parts: CaptureParts) -> Starlette:
-    """The HTTP application."""
-    settings, routes = parts.settings, RouteTable(parts.settings)
-    resolver = SessionResolver(parts.sessions, parts.position, settings.lookup_seconds, accepted_keys(settings))
-    admission = parts.admission or Admission({}, parts.announced.newest)
-    sessions = SessionApi(
-        resolver=resolver,
-        event_writer=parts.event_writer,
-        clock=parts.clock,
-        metrics=parts.metrics,
-        public_url=settings.public,
-        policies=settings.policies,
-        close_seconds=settings.close_seconds,
-        admission=admission,
-        validate=parts.validate,
-    )
-    membership = parts.membership or Membership(
-        PolicyPauses(parts.upstream.pauses, parts.announced), parts.event_writer, parts.clock
-    )
-    admin = AdminApi(resolver, membership.gates, membership, parts.event_writer)
-    recorder = Recorder(parts.event_writer, parts.announced, parts.clock, parts.metrics, parts.engines, parts.claims)
-    call_context = CallContext(
-        resolver=resolver,
-        routes=routes,
-        upstream=parts.upstream,
-        recorder=recorder,
-        engines=parts.engines,
-        history=HistoryCache(),
-        request_bytes=settings.request_bytes,
-        keep_alive_seconds=settings.keep_alive_seconds,
-    )
-    fence = Idempotency(parts.metrics, seconds=settings.replay_seconds, room=settings.replay_bytes)
-    calls = call_routes(call_context, lambda endpoint: fence.around(endpoint, resolver.idempotency_scope))
-    return make_application(sessions, calls, admin)
 
 
 def build(settings: CaptureSettings) -> Service:
@@ -158,7 +88,7 @@ class Program:
         nobody listening.
         """
         context.health.expect(HTTP)
-        self._sessions.watch = lambda entry: self._admission.see(entry, context.clock.now())
+        self._sessions.on_change = lambda entry: self._admission.see(entry, context.clock.now())
         async with (
             self._opened_event_writer(context) as event_writer,
             make_client(self._settings) as client,
@@ -167,7 +97,7 @@ class Program:
             if not await _before(context.stop, self._prepared(event_writer)):
                 return
             membership = Membership(
-                self._sessions_topic.gates, event_writer, context.clock, self._sessions_topic.replicas
+                self._sessions_topic.pauses, event_writer, context.clock, self._sessions_topic.replicas
             )
             app = assemble(self._parts(context, event_writer, client, engines, membership))
             async with self._keeping_house(context, event_writer, membership):

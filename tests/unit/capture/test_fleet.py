@@ -67,7 +67,7 @@ class Replica:
             self.sessions_topic.apply(item.key, item.record)
         self.log.readers.append(self.sessions_topic)
         self.membership = Membership(
-            self.sessions_topic.gates, self.log, self.clock, self.sessions_topic.replicas, self.name
+            self.sessions_topic.pauses, self.log, self.clock, self.sessions_topic.replicas, self.name
         )
         self.retention = SessionRetention(
             table=self.table,
@@ -200,8 +200,8 @@ def test_a_retention_below_the_builders_memory_is_refused() -> None:
 
 
 async def paused(replica: Replica, mode: PauseMode = PauseMode.WAIT) -> PolicyPause:
-    gate = replica.sessions_topic.gates.next("p", mode)
-    replica.sessions_topic.gates.apply(gate)
+    gate = replica.sessions_topic.pauses.next("p", mode)
+    replica.sessions_topic.pauses.apply(gate)
     await replica.log.append(SESSIONS, gate.key, gate.model_dump_json().encode())
     return gate
 
@@ -213,10 +213,10 @@ async def test_a_pause_holds_at_all_replicas_and_is_complete_when_the_last_one_i
         gate = await paused(a)
         assert b.pauses.status("p")["mode"] == "wait"
         beating = asyncio.create_task(b.membership.send_heartbeats())
-        assert not await a.membership.reached(gate, 0.05)
+        assert not await a.membership.wait_reached(gate, 0.05)
         assert a.membership.awaited(gate) == 1
     async with asyncio.timeout(WAIT):
-        assert await a.membership.reached(gate, WAIT)
+        assert await a.membership.wait_reached(gate, WAIT)
     beating.cancel()
 
 
@@ -225,9 +225,9 @@ async def test_calls_in_flight_need_not_end_where_the_mode_lets_them_go_on_but_t
     a, b = await world.replica("a"), await world.replica("b")
     async with asyncio.timeout(WAIT), b.pauses.in_flight("p"), a.pauses.in_flight("p"):
         gate = await paused(a, PauseMode.KEEP)
-        assert not await a.membership.reached(gate, 0.01)
+        assert not await a.membership.wait_reached(gate, 0.01)
         await b.membership.send_heartbeat()
-        assert await a.membership.reached(gate, 0.01)
+        assert await a.membership.wait_reached(gate, 0.01)
 
 
 async def test_a_replica_that_died_is_not_waited_for() -> None:
@@ -235,14 +235,14 @@ async def test_a_replica_that_died_is_not_waited_for() -> None:
     a, _ = await world.replica("a"), await world.replica("b")
     gate = await paused(a)
     world.clock.advance(ALIVE_SECONDS + 1)
-    assert await a.membership.reached(gate, 0.01)
+    assert await a.membership.wait_reached(gate, 0.01)
 
 
 async def test_a_resume_at_any_replica_brings_the_version_to_all() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
     await paused(a)
-    resume = b.sessions_topic.gates.next("p", None, PolicyVersion(0, 7), cache_reset=True)
+    resume = b.sessions_topic.pauses.next("p", None, PolicyVersion(0, 7), cache_reset=True)
     assert resume.number == 2
     await world.log.append(SESSIONS, resume.key, resume.model_dump_json().encode())
     for replica in (a, b):
@@ -251,19 +251,19 @@ async def test_a_resume_at_any_replica_brings_the_version_to_all() -> None:
 
 
 def test_an_older_gate_changes_nothing_and_of_equal_ones_the_later_in_the_log_holds() -> None:
-    gates = PolicyPauses(PausedPolicies(), AnnouncedVersions())
-    gates.apply(PolicyPause(policy="p", number=2, mode=None))
-    gates.apply(PolicyPause(policy="p", number=1, mode=PauseMode.WAIT))
-    assert not gates.pauses.status("p")["paused"]
-    gates.apply(PolicyPause(policy="p", number=2, mode=PauseMode.KEEP))
-    assert gates.pauses.status("p")["paused"]
+    pauses = PolicyPauses(PausedPolicies(), AnnouncedVersions())
+    pauses.apply(PolicyPause(policy="p", number=2, mode=None))
+    pauses.apply(PolicyPause(policy="p", number=1, mode=PauseMode.WAIT))
+    assert not pauses.local.status("p")["paused"]
+    pauses.apply(PolicyPause(policy="p", number=2, mode=PauseMode.KEEP))
+    assert pauses.local.status("p")["paused"]
 
 
 def test_a_replica_that_starts_during_a_pause_is_paused_and_knows_the_version() -> None:
-    gates = PolicyPauses(PausedPolicies(), AnnouncedVersions())
-    gates.apply(PolicyPause(policy="p", number=1, mode=None, version=PolicyVersion(0, 3)))
+    pauses = PolicyPauses(PausedPolicies(), AnnouncedVersions())
+    pauses.apply(PolicyPause(policy="p", number=1, mode=None, version=PolicyVersion(0, 3)))
     late = SessionsTopic(SessionTable(), PolicyPauses(PausedPolicies(), AnnouncedVersions()))
-    pause = gates.next("p", PauseMode.WAIT)
+    pause = pauses.next("p", PauseMode.WAIT)
     late.apply(pause.key, pause)
-    assert late.gates.pauses.status("p")["paused"]
-    assert late.gates.announced.newest("p") == PolicyVersion(0, 3)
+    assert late.pauses.local.status("p")["paused"]
+    assert late.pauses.announced.newest("p") == PolicyVersion(0, 3)

@@ -20,9 +20,9 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS, SESSIONS
-from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.http.requests import Keys, accepted_keys, digest_of, presented_key
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream

@@ -15,9 +15,9 @@ from rollmill.testing.http.scripted_engine import decode, encode
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPolicies
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError, ParsedText, ReasoningAndToolParser, read_text
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream

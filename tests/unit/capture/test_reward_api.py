@@ -15,10 +15,10 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import EVALUATIONS
-from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 

@@ -15,10 +15,10 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.topics import COMPLETIONS, SESSIONS
-from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import InFlight, SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.http.requests import digest_of
 from rollmill_capture.http.session_requests import read_close_request
 from rollmill_capture.settings import CaptureSettings
@@ -309,10 +309,10 @@ def test_an_echo_of_an_older_entry_does_not_reopen_a_session() -> None:
 
 async def test_idle_is_told_when_the_last_call_leaves() -> None:
     calls = InFlight()
-    await calls.idle("s")
+    await calls.wait_idle("s")
     with calls.call("s"):
         with calls.call("s"):
-            waiting = asyncio.create_task(calls.idle("s"))
+            waiting = asyncio.create_task(calls.wait_idle("s"))
             await asyncio.sleep(0)
         assert (calls.total, waiting.done()) == (1, False)
     await asyncio.wait_for(waiting, WAIT)

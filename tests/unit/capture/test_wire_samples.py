@@ -32,9 +32,9 @@ from rollmill.testing.http.canned_server import Asked, Played, canned_server
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
-from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.model_config import Route
 from rollmill_capture.proxy.response_stream import StreamRelay
 from rollmill_capture.settings import CaptureSettings

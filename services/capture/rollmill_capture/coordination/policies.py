@@ -35,7 +35,7 @@ class AnnouncedVersions:
             self.learn(announcement.policy, announcement.version)
 
     def learn(self, policy: str, version: PolicyVersion) -> None:
-        """The engines have loaded a version; an older one is no news."""
+        """The engines have loaded a version; an older one changes nothing."""
         known = self._newest.get(policy)
         if known is not None and version > known:
             self._stale.add(policy)
@@ -54,9 +54,9 @@ class AnnouncedVersions:
 
 
 def version_span(route: Route, stamps: Sequence[str], before: PolicyVersion, after: PolicyVersion) -> PolicySpan:
-    """The versions of one call. ``stamps`` is the engine's word; ``before`` and ``after`` are the announced ones.
+    """The versions of one call. ``stamps``: as the engine reports them; ``before`` and ``after``: as announced.
 
-    An engine that says nothing readable is taken to run what was announced.
+    An engine that reports nothing readable is taken to run what was announced.
     """
     if route.version_source is VersionSource.FIXED:
         return PolicySpan(name=route.policy, before=route.version, after=route.version)
@@ -80,27 +80,28 @@ class PausedTooLongError(BackpressureError):
 
 
 @dataclass
-class _Gate:
-    open: asyncio.Event = field(default_factory=asyncio.Event)
+class _PolicyState:
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
     mode: PauseMode | None = None
     last: PauseMode | None = None
+    """Of the last pause, also when that is over."""
     since: float = 0.0
     running: int = 0
     waiting: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.open.set()
+        self.resumed.set()
         self.idle.set()
 
 
 class PausedPolicies:
-    """One gate per policy. ``seconds`` bounds how long a call waits at a closed one."""
+    """Which policies are paused at this replica, and their calls. ``seconds`` bounds how long a call waits."""
 
     def __init__(self, seconds: float = 900.0, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._now = now
-        self._gates: dict[str, _Gate] = {}
+        self._policies: dict[str, _PolicyState] = {}
 
     @asynccontextmanager
     async def in_flight(self, policy: str) -> AsyncIterator[None]:
@@ -109,80 +110,81 @@ class PausedPolicies:
         Raises PausedTooLongError.
         """
         await self.wait_until_resumed(policy)
-        gate = self._gate(policy)
-        gate.running += 1
-        gate.idle.clear()
+        state = self._state(policy)
+        state.running += 1
+        state.idle.clear()
         try:
             yield
         finally:
-            gate.running -= 1
-            if not gate.running:
-                gate.idle.set()
+            state.running -= 1
+            if not state.running:
+                state.idle.set()
 
     async def wait_until_resumed(self, policy: str) -> None:
         """Wait until the policy is not paused. Raises PausedTooLongError."""
-        gate = self._gate(policy)
-        gate.waiting += 1
+        state = self._state(policy)
+        state.waiting += 1
         try:
             async with asyncio.timeout(self._seconds):
                 # Again: a second pause may have come before this call had its turn.
-                while gate.mode is not None:
-                    await gate.open.wait()
+                while state.mode is not None:
+                    await state.resumed.wait()
         except TimeoutError:
             raise PausedTooLongError(
-                f"policy {policy!r} is paused for a weight update since {self._now() - gate.since:.0f} s", retry_after=5
+                f"policy {policy!r} is paused for a weight update since {self._now() - state.since:.0f} s",
+                retry_after=5,
             ) from None
         finally:
-            gate.waiting -= 1
+            state.waiting -= 1
 
     def pause(self, policy: str, mode: PauseMode) -> None:
         """Calls of the policy that come now wait; a second pause only changes the mode."""
-        gate = self._gate(policy)
-        gate.since = self._now() if gate.mode is None else gate.since
-        gate.mode = gate.last = mode
-        gate.open.clear()
+        state = self._state(policy)
+        state.since = self._now() if state.mode is None else state.since
+        state.mode = state.last = mode
+        state.resumed.clear()
 
     def resume(self, policy: str) -> None:
-        gate = self._gate(policy)
-        gate.mode = None
-        gate.open.set()
+        state = self._state(policy)
+        state.mode = None
+        state.resumed.set()
 
     def continues(self, policy: str) -> bool:
-        """Whether a reply that the engine breaks off is one for capture to continue: the last pause said so."""
-        return self._gate(policy).last is PauseMode.ABORT_RESUME
+        """Whether capture continues a reply that the engine breaks off: the last pause asked for it."""
+        return self._state(policy).last is PauseMode.ABORT_RESUME
 
-    async def idle(self, policy: str, seconds: float) -> bool:
+    async def wait_idle(self, policy: str, seconds: float) -> bool:
         """Wait until no call of the policy is in flight; False: ``seconds`` were over before."""
         try:
             async with asyncio.timeout(seconds):
-                await self._gate(policy).idle.wait()
+                await self._state(policy).idle.wait()
         except TimeoutError:
             return False
         return True
 
     def status(self, policy: str) -> dict[str, Any]:
-        gate = self._gate(policy)
-        paused = gate.mode is not None
+        state = self._state(policy)
+        paused = state.mode is not None
         return {
             "paused": paused,
-            "mode": gate.mode.value if gate.mode is not None else None,
-            "paused_seconds": self._now() - gate.since if paused else 0.0,
-            "in_flight": gate.running,
-            "waiting": gate.waiting if paused else 0,
+            "mode": state.mode.value if state.mode is not None else None,
+            "paused_seconds": self._now() - state.since if paused else 0.0,
+            "in_flight": state.running,
+            "waiting": state.waiting if paused else 0,
         }
 
-    def _gate(self, policy: str) -> _Gate:
-        return self._gates.setdefault(policy, _Gate())
+    def _state(self, policy: str) -> _PolicyState:
+        return self._policies.setdefault(policy, _PolicyState())
 
 
 @dataclass
 class PolicyPauses:
-    """Applies gates to ``pauses``, and the versions that they bring to ``announced``."""
+    """Applies pauses to ``local``, and the versions that they bring to ``announced``."""
 
-    pauses: PausedPolicies
+    local: PausedPolicies
     announced: AnnouncedVersions
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a gate was applied; cleared by who waits for it."""
+    """Set when a pause was applied; cleared by the task that waits for it."""
     _newest: dict[str, PolicyPause] = field(default_factory=dict)
 
     def next(
@@ -193,35 +195,35 @@ class PolicyPauses:
         *,
         cache_reset: bool = False,
     ) -> PolicyPause:
-        """A gate that comes after all that are known here. The version of a resume stays known through later gates."""
+        """A pause, or with mode None its end, that comes after all that are known here. It keeps the newest version."""
         before = self._newest.get(policy)
         number = 1 if before is None else before.number + 1
         version = version or (None if before is None else before.version)
         return PolicyPause(policy=policy, number=number, mode=mode, version=version, cache_reset=cache_reset)
 
-    def apply(self, gate: PolicyPause) -> None:
-        """Take in a gate, written here or by another replica. Of two with one number the later in the log holds."""
-        before = self._newest.get(gate.policy)
-        if before is not None and (gate.number < before.number or gate == before):
+    def apply(self, pause: PolicyPause) -> None:
+        """Take in a pause, written here or by another replica. Of two with one number the later in the log counts."""
+        before = self._newest.get(pause.policy)
+        if before is not None and (pause.number < before.number or pause == before):
             return
-        self._newest[gate.policy] = gate
-        if gate.version is not None:
-            self.announced.learn(gate.policy, gate.version)
-        if gate.cache_reset:
-            self.announced.caches_reset(gate.policy)
-        if gate.mode is None:
-            self.pauses.resume(gate.policy)
+        self._newest[pause.policy] = pause
+        if pause.version is not None:
+            self.announced.learn(pause.policy, pause.version)
+        if pause.cache_reset:
+            self.announced.caches_reset(pause.policy)
+        if pause.mode is None:
+            self.local.resume(pause.policy)
         else:
-            self.pauses.pause(gate.policy, gate.mode)
+            self.local.pause(pause.policy, pause.mode)
         self.changed.set()
 
     def reached(self) -> dict[str, int]:
-        """Policy to the number of its gate, where no call that the gate holds up is in flight."""
-        return {policy: gate.number for policy, gate in self._newest.items() if not self._waits(gate)}
+        """Policy to the number of its pause, where no call that the pause holds up is in flight."""
+        return {policy: pause.number for policy, pause in self._newest.items() if not self._waits(pause)}
 
     def unreached(self) -> list[str]:
         """Policies whose pause is not complete here."""
-        return [policy for policy, gate in self._newest.items() if self._waits(gate)]
+        return [policy for policy, pause in self._newest.items() if self._waits(pause)]
 
-    def _waits(self, gate: PolicyPause) -> bool:
-        return gate.mode is PauseMode.WAIT and bool(self.pauses.status(gate.policy)["in_flight"])
+    def _waits(self, pause: PolicyPause) -> bool:
+        return pause.mode is PauseMode.WAIT and bool(self.local.status(pause.policy)["in_flight"])

@@ -19,7 +19,7 @@ from rollmill.topics import EVALUATIONS
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
-from rollmill_capture.http.session_requests import complaints
+from rollmill_capture.http.session_requests import validation_message
 from rollmill_capture.http.sessions import SessionApi
 
 ACCEPTED = 202
@@ -70,7 +70,7 @@ class RewardApi:
             body = parse_object(await read_body(request, EVALUATIONS.max_bytes - HEADROOM))
             return RewardRequest.model_validate(_in_full(body))
         except ValidationError as error:
-            raise ApiError(UNPROCESSABLE, complaints(error, RewardRequest)) from error
+            raise ApiError(UNPROCESSABLE, validation_message(error, RewardRequest)) from error
         except InvalidInputError as error:
             raise ApiError(UNPROCESSABLE, str(error)) from error
 

@@ -64,10 +64,10 @@ class Program:
         self._sessions_topic = SessionsTopic(self._sessions, PolicyPauses(self._pauses, self._announced))
         clients = KafkaClients(settings)
         self._session_reader = GlobalTable(
-            clients, settings, SESSIONS, self._sessions_topic.apply, _pass_over, forget=self._sessions_topic.forget
+            clients, settings, SESSIONS, self._sessions_topic.apply, _skip_record, forget=self._sessions_topic.forget
         )
-        self._policy_reader = GlobalTable(clients, settings, POLICIES, self._announced.apply, _pass_over)
-        self._outcome_reader = GlobalTable(clients, settings, OUTCOMES, self._hear, _pass_over, from_end=True)
+        self._policy_reader = GlobalTable(clients, settings, POLICIES, self._announced.apply, _skip_record)
+        self._outcome_reader = GlobalTable(clients, settings, OUTCOMES, self._count_tokens, _skip_record, from_end=True)
 
     async def read_sessions(self, context: ServiceContext) -> None:
         await self._session_reader.run(context.stop)
@@ -79,30 +79,30 @@ class Program:
         """From its end on: it is kept for ever, and admission asks only for what is under way."""
         await self._outcome_reader.run(context.stop)
 
-    def _hear(self, _key: str, outcome: TokenDisposition | None) -> None:
+    def _count_tokens(self, _key: str, outcome: TokenDisposition | None) -> None:
         if outcome is not None:
-            self._admission.hear(outcome)
+            self._admission.count_tokens(outcome)
 
     async def serve(self, context: ServiceContext) -> None:
-        """Serve HTTP once what an earlier process spooled is sent and both tables are read; who asks earlier finds
-        nobody listening.
+        """Serve HTTP once what an earlier process spooled is sent and both tables are read; until then the port is
+        closed.
         """
         context.health.expect(HTTP)
-        self._sessions.on_change = lambda entry: self._admission.see(entry, context.clock.now())
+        self._sessions.on_change = lambda entry: self._admission.observe(entry, context.clock.now())
         async with (
             self._opened_event_writer(context) as event_writer,
             make_client(self._settings) as client,
             self._probing(context, client) as engines,
         ):
-            if not await _before(context.stop, self._prepared(event_writer)):
+            if not await _done_before(context.stop, self._wait_ready(event_writer)):
                 return
             membership = Membership(
                 self._sessions_topic.pauses, event_writer, context.clock, self._sessions_topic.replicas
             )
             app = assemble(self._parts(context, event_writer, client, engines, membership))
-            async with self._keeping_house(context, event_writer, membership):
+            async with self._housekeeping(context, event_writer, membership):
                 await self._listen(context, app)
-            await _emptied(event_writer, self._settings)
+            await _drain_at_stop(event_writer, self._settings)
 
     async def _listen(self, context: ServiceContext, app: Starlette) -> None:
         with listen(self._settings) as listener:
@@ -113,10 +113,10 @@ class Program:
             await serve(app, listener, self._settings, context.stop)
 
     @asynccontextmanager
-    async def _keeping_house(
+    async def _housekeeping(
         self, context: ServiceContext, event_writer: LogEventWriter, membership: Membership
     ) -> AsyncIterator[None]:
-        """Give signs of life until the last call is done, and tidy up where it is this replica's turn."""
+        """Write heartbeats until the last call is done, and remove ended sessions where this replica is the leader."""
         retention = SessionRetention(
             table=self._sessions,
             membership=membership,
@@ -138,7 +138,7 @@ class Program:
 
     @asynccontextmanager
     async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[Engines]:
-        """What is known of the engines, and more of it as time goes by."""
+        """What is known of the engines; a probe in the background adds to it."""
         engines = Engines(RouteTable(self._settings).trained if self._settings.probe else ())
         probing = asyncio.create_task(Probe(client, engines, context.metrics).watch())
         try:
@@ -147,23 +147,23 @@ class Program:
             probing.cancel()
             await asyncio.wait((probing,))
 
-    async def _prepared(self, event_writer: LogEventWriter) -> None:
+    async def _wait_ready(self, event_writer: LogEventWriter) -> None:
         await event_writer.wait_drained()
         await self._session_reader.caught_up()
         await self._policy_reader.caught_up()
         if self._settings.admission:
             await self._outcome_reader.caught_up()
-        self._admission.start()
+        self._admission.mark_caught_up()
 
     @asynccontextmanager
     async def _opened_event_writer(self, context: ServiceContext) -> AsyncIterator[LogEventWriter]:
         settings = self._settings
         seconds = settings.ack_seconds if settings.spool_dir is None else settings.spool_after_seconds
         async with (
-            KafkaEventProducer(context.clients, settings.prefix, seconds) as log,
+            KafkaEventProducer(context.clients, settings.prefix, seconds) as producer,
             opened_spool(settings) as spool,
         ):
-            event_writer = LogEventWriter(log, spool, context.metrics, failpoints=context.failpoints)
+            event_writer = LogEventWriter(producer, spool, context.metrics, failpoints=context.failpoints)
             draining = asyncio.create_task(SpoolDrain(event_writer).run())
             try:
                 yield event_writer
@@ -202,15 +202,15 @@ async def opened_spool(settings: CaptureSettings) -> AsyncIterator[Spool | None]
         yield None
         return
     spool = await open_spool(settings.spool_dir, settings.prefix, settings.spool_bytes)
-    _tell_room(spool, settings)
+    _warn_of_little_space(spool, settings)
     try:
         yield spool
     finally:
         await spool.close()
 
 
-def _tell_room(spool: Spool, settings: CaptureSettings) -> None:
-    """Calls that the disk has no room for are refused when they come: said at the start, while it can be changed."""
+def _warn_of_little_space(spool: Spool, settings: CaptureSettings) -> None:
+    """Calls that the disk has no room for are refused when they come: a warning at the start lets it be changed."""
     calls = spool.free // COMPLETIONS.max_bytes
     if spool.free < settings.spool_bytes and calls < settings.connections:
         structlog.get_logger().warning(
@@ -221,13 +221,13 @@ def _tell_room(spool: Spool, settings: CaptureSettings) -> None:
         )
 
 
-async def _emptied(event_writer: LogEventWriter, settings: CaptureSettings) -> None:
+async def _drain_at_stop(event_writer: LogEventWriter, settings: CaptureSettings) -> None:
     """What is still spooled after this is sent by the next start."""
     if not await event_writer.wait_drained(min(SPOOL_SECONDS, settings.drain_seconds / 3)):
         structlog.get_logger().warning("records are left in the spool; the next start sends them")
 
 
-async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """True when ``work`` is done; False when ``stop`` was set before."""
     doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -236,5 +236,7 @@ async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     return doing.done() and not doing.cancelled()
 
 
-def _pass_over(key: str, error: PoisonRecordError) -> None:
-    structlog.get_logger().warning("a record of a table is passed over", key=key, reason=error.reason, error=str(error))
+def _skip_record(key: str, error: PoisonRecordError) -> None:
+    structlog.get_logger().warning(
+        "a record of a table cannot be read and is skipped", key=key, reason=error.reason, error=str(error)
+    )

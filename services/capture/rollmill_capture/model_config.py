@@ -1,4 +1,4 @@
-"""What the configuration says of a model: where its calls go, which engine answers, and how its versions are known."""
+"""How a model is configured: where its calls go, which engine answers them, and how its versions are known."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Route(BaseModel):
     engine: EngineKind = EngineKind.AUTO
     """What the upstream is; ``auto``: a probe finds out."""
     native: tuple[NativeApi, ...] = ()
-    """APIs that the upstream has itself and whose calls are passed on to it as they are; such replies have no ids and
+    """APIs that the upstream has itself: their calls are passed on to it as they are; such replies have no ids and
     are not trained. Calls of other APIs are translated to chat completions."""
     defaults: dict[str, JsonValue] = Field(default_factory=dict)
     """Fields for requests that lack them, e.g. ``temperature``: an engine's own defaults are in no record."""

@@ -1,4 +1,4 @@
-"""Settings of capture, from ``ROLLMILL_*`` environment variables; the reason stands under each field."""
+"""Settings of capture, from ``ROLLMILL_*`` environment variables; each field has its reason below it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CaptureSettings(ServiceSettings):
     api_keys_file: Path | None = None
     """The same as a file of JSON, read at start; its tenants win."""
     admin_key_sha256: str | None = Field(default=None, pattern=DIGEST)
-    """SHA-256 (hex) of the key for ``/admin``; None: where keys are asked for, nobody may."""
+    """SHA-256 (hex) of the key for ``/admin``; None: where keys are required, ``/admin`` is closed."""
     public_url: str | None = None
     """What agents reach capture by; None: from ``host`` and ``port``."""
     upstream: str = "http://127.0.0.1:8000"
@@ -34,11 +34,11 @@ class CaptureSettings(ServiceSettings):
     default_route: Route = Route()
     """For every model name that ``routes`` does not list."""
     routes: dict[str, Route] = Field(default_factory=dict)
-    """Model name, as the client says it, to its route."""
+    """Model name, as clients send it, to its route."""
     connect_seconds: float = Field(default=30.0, gt=0)
     """Engines under load are slow to accept."""
     read_seconds: float = Field(default=900.0, gt=0)
-    """Longest silence of an engine: a long prompt in a full queue says nothing for minutes."""
+    """Longest silence of an engine: a long prompt in a full queue is silent for minutes."""
     backoff_seconds: float = Field(default=30.0, gt=0)
     """Longest rest that a busy upstream (429, 503) is given; calls wait for its end, where there is no other one."""
     connections: PositiveInt = 4096
@@ -61,7 +61,7 @@ class CaptureSettings(ServiceSettings):
     close_seconds: float = Field(default=30.0, gt=0)
     """How long closing a session waits for its calls in flight."""
     keep_alive_seconds: float = Field(default=15.0, gt=0)
-    """A client that waits for a stream hears something that often, while the engine is silent."""
+    """A client that waits for a stream gets something that often, while the engine is silent."""
     probe: bool = True
     """Find out at the start what the upstreams can, by their list of models and one sampled token."""
     admission: dict[str, AdmissionLimits] = Field(default_factory=dict)

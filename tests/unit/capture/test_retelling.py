@@ -54,8 +54,8 @@ def test_a_call_in_another_form_cannot_be_continued() -> None:
 
 def test_what_was_told_is_never_taken_back() -> None:
     for message in ({"content": "Other."}, {"tool_calls": [{"function": {"name": "h", "arguments": ""}}]}):
-        with pytest.raises(CannotContinueError, match="otherwise"):
-            ReasoningAndToolParser(TEXT, message, tools=True, name="c").more("", final=True)
+        with pytest.raises(CannotContinueError, match="differs"):
+            ReasoningAndToolParser(TEXT, message, tools=True, name="c").feed("", final=True)
 
 
 def added(whole: dict[str, Any], delta: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def test_wherever_a_reply_is_broken_off_its_parts_make_the_whole() -> None:
         whole: dict[str, Any] = {}
         added(whole, {**message, "tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]})
         for place in range(cut, len(TEXT), 3):
-            added(whole, told.more(TEXT[place : place + 3], final=place + 3 >= len(TEXT)))
+            added(whole, told.feed(TEXT[place : place + 3], final=place + 3 >= len(TEXT)))
         assert whole["reasoning_content"] == "hm, let me"
         assert whole["content"].lstrip() == "I look."
         assert [tuple(call.values()) for call in whole["tool_calls"]] == list(CALLS)
@@ -92,7 +92,7 @@ def test_a_call_that_was_told_in_part_goes_on_where_it_stopped() -> None:
         "tool_calls": [{"id": "c9", "type": "function", "function": {"name": "f", "arguments": '{"a":  '}}],
     }
     told = ReasoningAndToolParser(TEXT[:cut], message, tools=True, name="c")
-    delta = told.more(TEXT[cut:], final=True)
+    delta = told.feed(TEXT[cut:], final=True)
     assert delta["tool_calls"][0] == {"index": 0, "function": {"arguments": "1}"}}
     assert delta["tool_calls"][1]["function"]["name"] == "g"
     assert [call["id"] for call in told.message()["tool_calls"]] == ["c9", "call_c_1"]

@@ -222,7 +222,7 @@ class PolicyPauses:
         return {policy: pause.number for policy, pause in self._newest.items() if not self._waits(pause)}
 
     def unreached(self) -> list[str]:
-        """Policies whose pause is not complete here."""
+        """Policies with a pause that is not complete here."""
         return [policy for policy, pause in self._newest.items() if self._waits(pause)]
 
     def _waits(self, pause: PolicyPause) -> bool:

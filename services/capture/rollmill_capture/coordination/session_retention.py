@@ -49,7 +49,7 @@ class SessionRetention:
 
     async def sweep(self) -> None:
         """One round; what cannot be written now waits for the next."""
-        self.admission.tidy(self.clock.now())
+        self.admission.forget_ended(self.clock.now())
         self.metrics.gauge("sessions_known", len(self.table))
         if not self.membership.is_leader:
             return

@@ -79,7 +79,7 @@ class SessionTable:
         return self._entries.get(session_id)
 
     def of_token(self, digest: str) -> SessionEntry | None:
-        """The session whose token has this digest."""
+        """The session with the token of this digest."""
         session_id = self._by_token.get(digest)
         return None if session_id is None else self._entries.get(session_id)
 

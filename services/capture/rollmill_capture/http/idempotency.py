@@ -195,7 +195,7 @@ def _digest(scope: Scope) -> hashlib.blake2b:
 
 
 async def _digest_of_request(scope: Scope, receive: Receive) -> bytes:
-    """Digest of a request that is read to its end; of one whose client leaves, as far as it came."""
+    """Digest of a request that is read to its end; where the client leaves before, as far as it came."""
     digest, more = _digest(scope), True
     while more:
         message = await receive()

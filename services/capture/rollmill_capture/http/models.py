@@ -1,4 +1,4 @@
-"""Questions about models and tokens, in the shapes of all APIs. They sample nothing, so they are not recorded."""
+"""Lists of models and counts of tokens, in the formats of all APIs. They sample nothing, so they are not recorded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelsApi:
         await self.context.resolver.calling_session(request)
         status, body = await self._models()
         if status == OK and "anthropic-version" in request.headers:
-            body = {"data": [_anthropic(name) for name in _names(body)], "has_more": False}
+            body = {"data": [_anthropic_model(name) for name in _names(body)], "has_more": False}
             body |= {"first_id": None, "last_id": None}
         return json_response(body, status)
 
@@ -52,7 +52,9 @@ class ModelsApi:
     async def gemini_models(self, request: Request) -> Response:
         await self.context.resolver.calling_session(request)
         status, body = await self._models()
-        return json_response({"models": [_google(name) for name in _names(body)]} if status == OK else body, status)
+        return json_response(
+            {"models": [_gemini_model(name) for name in _names(body)]} if status == OK else body, status
+        )
 
     async def count_messages(self, request: Request) -> Response:
         """Anthropic's ``count_tokens``; an estimate, and marked so, where the engine has no route for it."""
@@ -114,10 +116,10 @@ def _names(body: Any) -> list[str]:
     return [str(model.get("id")) for model in models]
 
 
-def _anthropic(name: str) -> dict[str, Any]:
+def _anthropic_model(name: str) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def _google(name: str) -> dict[str, Any]:
+def _gemini_model(name: str) -> dict[str, Any]:
     methods = ["generateContent", "streamGenerateContent", "countTokens"]
     return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods}

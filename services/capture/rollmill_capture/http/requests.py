@@ -24,7 +24,7 @@ from rollmill_capture.settings import CaptureSettings
 
 SESSION_HEADER = "x-session-id"
 TENANT = "tenant"
-"""Field of a session's metadata: whose key opened it. Not for clients to set where keys are needed."""
+"""Field of a session's metadata: the tenant that opened it. Not for clients to set where keys are needed."""
 
 _BEARER = "bearer "
 _TOKEN = "rm-"  # noqa: S105  # only the beginning, so that people recognise one
@@ -130,7 +130,7 @@ class SessionResolver:
         return self._authorized(await self.get(session_id), key_of(request))
 
     async def get(self, session_id: str) -> SessionEntry:
-        """The session's entry, waited for as rule S3 says. Raises ApiError (404)."""
+        """The session's entry, waited for if unknown (rule S3). Raises ApiError (404)."""
         found = is_identifier(session_id)
         entry = await self.table.find(session_id, self.position, self.lookup_seconds) if found else None
         if entry is None:
@@ -151,7 +151,7 @@ class SessionResolver:
         await self.table.catch_up(self.position, self.lookup_seconds)
 
     def tenant_of(self, request: Request) -> str | None:
-        """The tenant whose key a request has; None where keys are not required. Raises ApiError (401)."""
+        """The tenant of a request's key; None where keys are not required. Raises ApiError (401)."""
         tenant = self.keys.tenant_of(key_of(request))
         if tenant is None and self.keys.required:
             raise ApiError(401, "a tenant's key is needed: send it as `Authorization: Bearer …`")

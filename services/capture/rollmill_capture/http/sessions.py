@@ -124,7 +124,7 @@ class SessionApi:
 
     async def _admit(self, session_id: str, opening: OpenRequest) -> SessionEntry:
         """Raises ApiError (429) where the session's group may not start now."""
-        if self.admission.counts(opening.spec):
+        if self.admission.is_limited(opening.spec):
             # What other replicas have admitted counts, too: all that is written by now is read first.
             await self.resolver.catch_up()
         try:

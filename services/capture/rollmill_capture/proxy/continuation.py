@@ -1,9 +1,9 @@
 """A reply that the engine breaks off for new weights, and how it goes on: by its prompt's ids and those sampled so far.
 
-The rest is asked for as a completion (vLLM takes ids as prompt) and told as chat, so that the client sees one reply
-(rule A12; bug class: agents got partial answers with reason abort, whole groups were lost). Thoughts and tool calls
-are read from the text of all that was sampled (`rollmill_capture.proxy.reasoning_parser`). Grammars, penalties and
-counts over the whole reply cannot begin in the middle: such a reply is not continued. Pure.
+The rest is asked for as a completion (vLLM takes ids as prompt) and converted to chat, so that the client sees one
+reply (rule A12; bug class: agents got partial answers with reason abort, whole groups were lost). Reasoning and tool
+calls are parsed from the text of all that was sampled (`rollmill_capture.proxy.reasoning_parser`). Grammars, penalties
+and counts over the whole reply cannot begin in the middle: such a reply is not continued. Pure.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _FORBIDDEN = (
     "min_tokens",
     "prompt_logprobs",
 )
-"""Fields that, when they say anything, depend on the whole reply."""
-_NOTHING: Mapping[str, tuple[Any, ...]] = {"repetition_penalty": (None, 1)}
-"""Values that say nothing, where they are not those of all fields."""
+"""Fields that, when they are set, depend on the whole reply."""
+_UNSET: Mapping[str, tuple[Any, ...]] = {"repetition_penalty": (None, 1)}
+"""Values that mean "not set", where they are not those of all fields."""
 _TEXTS = ("tool_calls", "reasoning", "reasoning_content")
 _FREE = (None, "auto", "none")
 """Choices of tools that need no grammar."""
@@ -78,7 +78,7 @@ class Continuation:
     upstream_request: UpstreamRequest
     parts: list[tuple[PolicyVersion, int]] = field(default_factory=list)
     text_parser: ReasoningAndToolParser | None = None
-    """Of the part that runs, where its text has to be read; None: its text is the content."""
+    """Of the part that runs, where its text has to be parsed; None: its text is the content."""
 
     @property
     def sampled(self) -> int:
@@ -91,7 +91,7 @@ class Continuation:
 
     @property
     def versions(self) -> VersionRuns | None:
-        """Of all sampled tokens; None: there was but one part, whose version the call says."""
+        """Of all sampled tokens; None: there was but one part, and the call has its version."""
         if len(self.parts) < 2:  # noqa: PLR2004  # two parts have a border between them
             return None
         return tuple(VersionRun(version, tokens) for version, tokens in self.parts if tokens)
@@ -116,7 +116,7 @@ class Continuation:
         return [] if ids is None else ids.tolist()
 
     def start_text_parser(self, parsed: ParsedReply, text: str, name: str) -> None:
-        """Read the rest as what follows ``text``. Raises CannotContinueError."""
+        """Parse the rest as what follows ``text``. Raises CannotContinueError."""
         self.text_parser = ReasoningAndToolParser(text, _message(parsed), tools=self._tools, name=name)
 
     @property
@@ -133,22 +133,20 @@ class Continuation:
             **{name: fields[name] for name in _KEPT if fields.get(name) is not None},
             **marked,
             "prompt": [*prompt, *self.sampled_ids(parsed)],
-            "max_tokens": self.tokens_left(parsed),  # null, too, has to be said: left out it is 16
+            "max_tokens": self.tokens_left(parsed),  # null, too, has to be sent: left out it is 16
             "logprobs": 1,
             "return_token_ids": True,
         }
         return orjson.dumps(body if salt is None else {**body, "cache_salt": salt})
 
     def _check_continuable(self, parsed: ParsedReply) -> None:
-        upstream_request = self.upstream_request
-        if upstream_request.wire is not CHAT or upstream_request.choices != 1:
+        fields = self.upstream_request.fields
+        if self.upstream_request.wire is not CHAT or self.upstream_request.choices != 1:
             raise CannotContinueError("only a chat completion with one choice is continued")
-        said = [
-            name for name in _FORBIDDEN if upstream_request.fields.get(name) not in _NOTHING.get(name, (None, [], 0))
-        ]
-        if said:
-            raise CannotContinueError(f"`{said[0]}` depends on the whole reply")
-        if self._tools and upstream_request.fields.get("tool_choice") not in _FREE:
+        forbidden = [name for name in _FORBIDDEN if fields.get(name) not in _UNSET.get(name, (None, [], 0))]
+        if forbidden:
+            raise CannotContinueError(f"`{forbidden[0]}` depends on the whole reply")
+        if self._tools and fields.get("tool_choice") not in _FREE:
             raise CannotContinueError("a tool that has to be called is a grammar over the whole reply")
         if parsed.prompt_ids is None or any(choice.token_ids is None for choice in parsed.choices):
             raise CannotContinueError("the engine gave no ids to go on from")
@@ -157,13 +155,13 @@ class Continuation:
 
 
 def _message(parsed: ParsedReply) -> dict[str, Any]:
-    """What the client was told."""
+    """The message as the client has it."""
     found: dict[str, Any] = orjson.loads(parsed.choices[0].message or b"{}") if parsed.choices else {}
     return found
 
 
 def is_aborted(body: Any) -> bool:
-    """Whether a chat's body or chunk says that the engine broke it off."""
+    """Whether the engine broke off the reply of this chat body or chunk."""
     return isinstance(body, dict) and any(choice.get("finish_reason") == ABORT for choice in choices_of(body))
 
 
@@ -176,15 +174,15 @@ def as_chat_chunk(
     chunk: Mapping[str, Any], like: Mapping[str, Any], sampled: int, text_parser: ReasoningAndToolParser | None = None
 ) -> dict[str, Any]:
     """A completion's chunk as one of the chat's stream. ``like``: a chunk of the beginning; ``sampled``: its tokens."""
-    told = {**chunk, **{name: like[name] for name in ("id", "object", "created", "model") if name in like}}
-    told["choices"] = [_as_chat_choice(choice, text_parser) for choice in choices_of(dict(chunk))]
+    converted = {**chunk, **{name: like[name] for name in ("id", "object", "created", "model") if name in like}}
+    converted["choices"] = [_as_chat_choice(choice, text_parser) for choice in choices_of(dict(chunk))]
     if isinstance(chunk.get("usage"), dict):
-        told["usage"] = _whole_usage(chunk["usage"], sampled)
-    return told
+        converted["usage"] = _whole_usage(chunk["usage"], sampled)
+    return converted
 
 
 class ContinuedStream:
-    """A completion's stream, told as the rest of a chat's: an iterator of bytes."""
+    """A completion's stream, converted to the rest of a chat's: an iterator of bytes."""
 
     def __init__(
         self,
@@ -203,9 +201,9 @@ class ContinuedStream:
         return self
 
     async def __anext__(self) -> bytes:
-        return b"".join(map(self._told, self._parser.feed(await anext(self._pieces))))
+        return b"".join(map(self._convert, self._parser.feed(await anext(self._pieces))))
 
-    def _told(self, event: ServerEvent | Comment) -> bytes:
+    def _convert(self, event: ServerEvent | Comment) -> bytes:
         if isinstance(event, Comment):
             return b": \n\n"
         try:
@@ -220,7 +218,7 @@ class ContinuedStream:
 
 
 def end_chunk(like: Mapping[str, Any]) -> dict[str, Any]:
-    """The chunk that ends a reply whose budget was used up."""
+    """The chunk that ends a reply when its budget is used up."""
     choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": TRUNCATED, "token_ids": []}
     return {**{name: item for name, item in like.items() if name != "usage"}, "choices": [choice]}
 
@@ -256,7 +254,7 @@ def _as_chat_choice(choice: Mapping[str, Any], text_parser: ReasoningAndToolPars
     text, finish = choice.get("text") or "", choice.get("finish_reason")
     delta = {"content": text}
     if text_parser is not None:
-        delta = text_parser.more(text, final=finish not in (None, ABORT))
+        delta = text_parser.feed(text, final=finish not in (None, ABORT))
         finish = CALLS if finish == STOP and text_parser.calls else finish
     return {
         "index": choice.get("index", 0),

@@ -197,7 +197,7 @@ class StreamRelay:
 
 
 def make_relay(request: UpstreamRequest, continues: Callable[[], bool] = lambda: False) -> StreamRelay:
-    """The relay of a call whose engine streams. ``continues``: whether a reply that is broken off goes on."""
+    """The relay of a call that the engine streams. ``continues``: whether a reply that is broken off goes on."""
     assembler = request.wire.assembler(request.choices, request.prompt_ids)
     return StreamRelay(assembler, request.answer.voice(), request.answer.shape.keep_alive, continues)
 

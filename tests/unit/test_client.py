@@ -70,7 +70,7 @@ async def capture(settings: CaptureSettings) -> AsyncIterator[Capture]:
     made, announced, stop = Capture(), AnnouncedVersions(), asyncio.Event()
     table, clock = SessionTable(), SystemClock()
     admission = Admission({"policy": AdmissionLimits(max_staleness=0, per_version=2)}, announced.newest)
-    table.on_change = lambda entry: admission.see(entry, clock.now())
+    table.on_change = lambda entry: admission.observe(entry, clock.now())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         public = settings.model_copy(update={"public_url": f"http://127.0.0.1:{port}"})

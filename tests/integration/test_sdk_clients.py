@@ -40,9 +40,9 @@ from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.http.server import serve
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
 # Google's client takes aiohttp where that is installed, in a way that aiohttp warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

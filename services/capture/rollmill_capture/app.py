@@ -44,11 +44,9 @@ from rollmill_capture.http.session_resolver import SessionResolver
 from rollmill_capture.http.sessions import SessionApi
 from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream.capabilities import Engines
-from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.load_balancer import LoadBalancer
-from rollmill_capture.upstream.model_routes import RouteTable
-from rollmill_capture.upstream.policy_pause import CallGates
+from rollmill_capture.upstream.capabilities import EngineCapabilities
+from rollmill_capture.upstream.client import LoadBalancer, RouteTable, Upstream, make_client
+from rollmill_capture.upstream.policy_pause import PausedPolicies
 from rollmill_capture.upstream.probe import Probe
 
 SPOOL_SECONDS = 10.0
@@ -71,7 +69,7 @@ class CaptureParts:
     clock: Clock
     metrics: Metrics
     validate: Callable[[SessionSpec], None] = validate_session_spec
-    engines: Engines = field(default_factory=Engines)
+    engines: EngineCapabilities = field(default_factory=EngineCapabilities)
     admission: Admission | None = None
     """None: everything is admitted."""
     claims: ClaimCheck | None = None
@@ -130,7 +128,7 @@ class Program:
         self._sessions = SessionTable()
         self._announced = AnnouncedVersions()
         self._admission = Admission(settings.admission, self._announced.newest)
-        self._pauses = CallGates(settings.pause_seconds)
+        self._pauses = PausedPolicies(settings.pause_seconds)
         self._board = SessionsTopic(self._sessions, PolicyPauses(self._pauses, self._announced))
         clients = KafkaClients(settings)
         self._session_reader = GlobalTable(
@@ -205,9 +203,9 @@ class Program:
             await fleet.leave()
 
     @asynccontextmanager
-    async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[Engines]:
+    async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[EngineCapabilities]:
         """What is known of the engines, and more of it as time goes by."""
-        engines = Engines(RouteTable(self._settings).trained if self._settings.probe else ())
+        engines = EngineCapabilities(RouteTable(self._settings).trained if self._settings.probe else ())
         probing = asyncio.create_task(Probe(client, engines, context.metrics).watch())
         try:
             yield engines
@@ -244,7 +242,7 @@ class Program:
         context: ServiceContext,
         sink: EventWriter,
         client: httpx.AsyncClient,
-        engines: Engines,
+        engines: EngineCapabilities,
         fleet: Membership,
     ) -> CaptureParts:
         return CaptureParts(

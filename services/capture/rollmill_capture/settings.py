@@ -25,7 +25,7 @@ from rollmill.models import CallKind, Identifier, PolicyVersion
 from rollmill.settings import ServiceSettings
 from rollmill_capture.admission import AdmissionLimits
 from rollmill_capture.auth import Keys
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
+from rollmill_capture.model_config import EngineKind
 
 DIGEST = r"^[0-9a-fA-F]{64}$"
 

@@ -39,10 +39,10 @@ from rollmill.topics import COMPLETIONS
 from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.proxy.reasoning_parser import read_text
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 WAIT = 5.0

@@ -21,7 +21,7 @@ from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.coordination.sessions_topic import SessionsTopic
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream.policy_pause import CallGates
+from rollmill_capture.upstream.policy_pause import PausedPolicies
 
 WAIT = 5.0
 RETENTION = 100.0
@@ -60,7 +60,7 @@ class Replica:
     name: str
     log: Topicful
     clock: ManualClock
-    pauses: CallGates = field(default_factory=lambda: CallGates(WAIT))
+    pauses: PausedPolicies = field(default_factory=lambda: PausedPolicies(WAIT))
 
     def __post_init__(self) -> None:
         self.table, self.announced = SessionTable(), AnnouncedVersions()
@@ -162,7 +162,7 @@ async def test_a_tombstone_that_a_later_attempt_has_overtaken_forgets_nothing_an
 
 async def test_a_table_read_anew_has_what_the_topic_says_tombstones_and_all() -> None:
     table = SessionTable()
-    board = SessionsTopic(table, PolicyPauses(CallGates(), AnnouncedVersions()))
+    board = SessionsTopic(table, PolicyPauses(PausedPolicies(), AnnouncedVersions()))
     board.apply("s", closed("s", 5.0))
     board.forget("s", (("attempt", b"1"),))
     assert len(table) == 0
@@ -209,7 +209,7 @@ async def paused(replica: Replica, mode: PauseMode = PauseMode.WAIT) -> PolicyPa
 async def test_a_pause_holds_at_all_replicas_and_is_complete_when_the_last_one_is_idle() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
-    async with asyncio.timeout(WAIT), b.pauses.passage("p"):
+    async with asyncio.timeout(WAIT), b.pauses.in_flight("p"):
         gate = await paused(a)
         assert b.pauses.status("p")["mode"] == "wait"
         beating = asyncio.create_task(b.fleet.beat())
@@ -223,7 +223,7 @@ async def test_a_pause_holds_at_all_replicas_and_is_complete_when_the_last_one_i
 async def test_calls_in_flight_need_not_end_where_the_mode_lets_them_go_on_but_the_others_have_to_know() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
-    async with asyncio.timeout(WAIT), b.pauses.passage("p"), a.pauses.passage("p"):
+    async with asyncio.timeout(WAIT), b.pauses.in_flight("p"), a.pauses.in_flight("p"):
         gate = await paused(a, PauseMode.KEEP)
         assert not await a.fleet.reached(gate, 0.01)
         await b.fleet.tell()
@@ -251,7 +251,7 @@ async def test_a_resume_at_any_replica_brings_the_version_to_all() -> None:
 
 
 def test_an_older_gate_changes_nothing_and_of_equal_ones_the_later_in_the_log_holds() -> None:
-    gates = PolicyPauses(CallGates(), AnnouncedVersions())
+    gates = PolicyPauses(PausedPolicies(), AnnouncedVersions())
     gates.apply(PolicyPause(policy="p", number=2, mode=None))
     gates.apply(PolicyPause(policy="p", number=1, mode=PauseMode.WAIT))
     assert not gates.pauses.status("p")["paused"]
@@ -260,9 +260,9 @@ def test_an_older_gate_changes_nothing_and_of_equal_ones_the_later_in_the_log_ho
 
 
 def test_a_replica_that_starts_during_a_pause_is_paused_and_knows_the_version() -> None:
-    gates = PolicyPauses(CallGates(), AnnouncedVersions())
+    gates = PolicyPauses(PausedPolicies(), AnnouncedVersions())
     gates.apply(PolicyPause(policy="p", number=1, mode=None, version=PolicyVersion(0, 3)))
-    late = SessionsTopic(SessionTable(), PolicyPauses(CallGates(), AnnouncedVersions()))
+    late = SessionsTopic(SessionTable(), PolicyPauses(PausedPolicies(), AnnouncedVersions()))
     pause = gates.next("p", PauseMode.WAIT)
     late.apply(pause.key, pause)
     assert late.gates.pauses.status("p")["paused"]

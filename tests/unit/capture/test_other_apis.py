@@ -24,9 +24,9 @@ from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 WAIT = 5.0

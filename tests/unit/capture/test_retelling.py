@@ -21,7 +21,7 @@ from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError, ParsedText, ReasoningAndToolParser, read_text
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.policy_pause import CallGates
+from rollmill_capture.upstream.policy_pause import PausedPolicies
 
 WAIT = 5.0
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a":  1}}\n</tool_call>'
@@ -167,7 +167,7 @@ def _joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def called(engine: Engine, *, stream: bool) -> tuple[bytes, CompletionRecord]:
-    pauses, sink, table = CallGates(WAIT), MemoryEventWriter(), SessionTable()
+    pauses, sink, table = PausedPolicies(WAIT), MemoryEventWriter(), SessionTable()
     pauses.pause("policy", PauseMode.ABORT_RESUME)
     pauses.resume("policy")
     table.apply(SessionEntry(session_id="s1", state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0))

@@ -31,23 +31,21 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.http.canned_server import Asked, Played, canned_server
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
-from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
+from rollmill_capture.apis.openai import PassthroughFormatter
 from rollmill_capture.app import CaptureParts, assemble
 from rollmill_capture.coordination.policy_versions import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.proxy.stream_relay import StreamRelay
 from rollmill_capture.settings import CaptureSettings, Route
 from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
-from rollmill_capture.upstream.formats.chat import error_of
-from rollmill_capture.upstream.formats.logprobs import as_ids
+from rollmill_capture.upstream.formats.parsed_reply import ParsedChoice, ParsedReply, as_ids, error_of
 from rollmill_capture.upstream.formats.upstream_format import (
+    ANTHROPIC_MESSAGES,
     CHAT,
     COMPLETIONS,
-    GENERATE,
-    MESSAGES,
-    RESPONSES,
-    TOKENS,
+    OPENAI_RESPONSES,
+    SGLANG_GENERATE,
+    VLLM_GENERATE,
     UpstreamFormat,
 )
 
@@ -65,26 +63,26 @@ ANNOUNCED = PolicyVersion(0, 3)
 def wire_of(name: str) -> UpstreamFormat:
     starts = {
         "vllm_completions": COMPLETIONS,
-        "vllm_inference": TOKENS,
-        "sglang_generate": GENERATE,
-        "openai_responses": RESPONSES,
-        "anthropic": MESSAGES,
-        "vllm_anthropic": MESSAGES,
+        "vllm_inference": VLLM_GENERATE,
+        "sglang_generate": SGLANG_GENERATE,
+        "openai_responses": OPENAI_RESPONSES,
+        "anthropic": ANTHROPIC_MESSAGES,
+        "vllm_anthropic": ANTHROPIC_MESSAGES,
     }
     return next((wire for start, wire in starts.items() if name.startswith(start)), CHAT)
 
 
 def sent_ids(wire: UpstreamFormat) -> list[int] | None:
-    return PROMPT if wire in (TOKENS, GENERATE, COMPLETIONS) else None
+    return PROMPT if wire in (VLLM_GENERATE, SGLANG_GENERATE, COMPLETIONS) else None
 
 
 def read(name: str, piece: int = 1 << 20) -> ParsedReply:
     raw, wire = (WIRE / name).read_bytes(), wire_of(name)
     prompt = as_ids(sent_ids(wire))
     if name.endswith(".json"):
-        return wire.read_body(orjson.loads(raw), prompt)
+        return wire.parse_body(orjson.loads(raw), prompt)
     assembler = wire.assembler(len(EXPECTED[name].get("choices", "1")), prompt)
-    relay = StreamRelay(assembler, PassthroughFormatter(wire).voice(), b"")
+    relay = StreamRelay(assembler, PassthroughFormatter(wire).stream_formatter(), b"")
     for start in range(0, len(raw), piece):
         relay.feed(raw[start : start + piece])
     return relay.reading()
@@ -124,7 +122,7 @@ def wanted(name: str) -> dict[str, Any]:
 def seen(reading: ParsedReply, expected: dict[str, Any]) -> dict[str, Any]:
     """The reading, in the words of the table and no more of them than it uses."""
     first = reading.choices[0] if reading.choices else ParsedChoice(0)
-    why = reading.untrainable(first)
+    why = reading.untrainable_reason(first)
     found = {
         "prompt_ids": ids(reading.prompt_ids),
         "completion_ids": ids(first.token_ids),
@@ -191,10 +189,10 @@ def request_body(name: str) -> dict[str, Any]:
     bodies: dict[str, dict[str, Any]] = {
         CHAT.name: {"messages": [{"role": "user", "content": "2+2?"}], "n": len(EXPECTED[name].get("choices", "1"))},
         COMPLETIONS.name: {"prompt": PROMPT},
-        TOKENS.name: {"token_ids": PROMPT, "sampling_params": {"max_tokens": 2}},
-        GENERATE.name: orjson.loads((WIRE / "sglang_generate_request.json").read_bytes()),
-        RESPONSES.name: {"input": "2+2?"},
-        MESSAGES.name: {"messages": [{"role": "user", "content": "2+2?"}], "max_tokens": 8},
+        VLLM_GENERATE.name: {"token_ids": PROMPT, "sampling_params": {"max_tokens": 2}},
+        SGLANG_GENERATE.name: orjson.loads((WIRE / "sglang_generate_request.json").read_bytes()),
+        OPENAI_RESPONSES.name: {"input": "2+2?"},
+        ANTHROPIC_MESSAGES.name: {"messages": [{"role": "user", "content": "2+2?"}], "max_tokens": 8},
     }
     return {**bodies[wire.name], "model": "m-test", "stream": stream}
 

@@ -78,7 +78,9 @@ class Membership:
     async def _reached(self, gate: PolicyPause) -> None:
         while gate.policy in self.gates.unreached() or self.awaited(gate):
             self.replicas.moved.clear()
-            idle = (self.gates.pauses.idle(gate.policy, 1.0),) if gate.policy in self.gates.unreached() else ()
+            idle = (
+                (self.gates.pauses.wait_until_idle(gate.policy, 1.0),) if gate.policy in self.gates.unreached() else ()
+            )
             await _first(self.replicas.moved.wait(), *idle, seconds=1.0)  # one may die meanwhile, which nobody tells
 
     async def beat(self) -> None:
@@ -100,7 +102,7 @@ class Membership:
 
     async def _rest(self) -> None:
         """Until the next sign of life is due: earlier where there is news."""
-        idle = [self.gates.pauses.idle(policy, BEAT_SECONDS) for policy in self.gates.unreached()]
+        idle = [self.gates.pauses.wait_until_idle(policy, BEAT_SECONDS) for policy in self.gates.unreached()]
         await _first(self.gates.changed.wait(), *idle, seconds=BEAT_SECONDS)
         self.gates.changed.clear()
 

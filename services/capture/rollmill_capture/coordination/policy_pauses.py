@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from rollmill.models import PauseMode, PolicyPause, PolicyVersion
 from rollmill_capture.coordination.policy_versions import AnnouncedVersions
-from rollmill_capture.upstream.policy_pause import CallGates
+from rollmill_capture.upstream.policy_pause import PausedPolicies
 
 
 @dataclass
 class PolicyPauses:
     """Applies gates to ``pauses``, and the versions that they bring to ``announced``."""
 
-    pauses: CallGates
+    pauses: PausedPolicies
     announced: AnnouncedVersions
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a gate was applied; cleared by who waits for it."""

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from rollmill.errors import BackpressureError, InvalidInputError
 from rollmill.models import CallKind, SessionEntry
 from rollmill_capture.apis.api import ApiAdapter
-from rollmill_capture.apis.history_cache import HistoryCache
+from rollmill_capture.apis.history_cache import HistoryCache, SessionHistory
 from rollmill_capture.errors import ApiError
 from rollmill_capture.http.session_resolver import SessionResolver
 from rollmill_capture.json_body import parse_object, read_body
@@ -23,9 +23,8 @@ from rollmill_capture.proxy.completion_record import Call
 from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.proxy.response_stream import ResponseStream
 from rollmill_capture.proxy.upstream_request import UpstreamRequest, prepare
-from rollmill_capture.upstream.capabilities import Engines
-from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.model_routes import RouteTable, Target
+from rollmill_capture.upstream.capabilities import EngineCapabilities
+from rollmill_capture.upstream.client import RouteTable, Target, Upstream
 
 KIND = "x-rollmill-call"
 ATTEMPT = "x-rollmill-attempt"
@@ -47,7 +46,7 @@ class Caller:
     routes: RouteTable
     upstream: Upstream
     recorder: Recorder
-    engines: Engines
+    engines: EngineCapabilities
     memory: HistoryCache
     request_bytes: int
     keep_alive_seconds: float
@@ -64,7 +63,7 @@ class CallEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        client = ResponseStream(scope, receive, send, self.api.shape)
+        client = ResponseStream(scope, receive, send, self.api.error_format)
         desk = self.caller.desk
         try:
             entry = await desk.caller(request)
@@ -120,7 +119,7 @@ class CallEndpoint:
             body = parse_object(raw)
             model = params.get("model", body.get("model"))
             target = caller.routes.find(model if isinstance(model, str) else None)
-            asked = self._api(target).read(body, place, caller.memory.of(entry.session_id))
+            asked = self._api(target).parse_request(body, place, SessionHistory(caller.memory, entry.session_id))
         except InvalidInputError as error:
             raise ApiError(400, str(error)) from error
         capability, route = await caller.engines.of(target), target.route

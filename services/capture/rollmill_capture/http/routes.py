@@ -17,14 +17,12 @@ from rollmill_capture.apis import anthropic_reply, openai_responses_reply
 from rollmill_capture.apis.anthropic_reply import AnthropicApi
 from rollmill_capture.apis.api import ApiAdapter
 from rollmill_capture.apis.gemini_reply import GeminiApi
-from rollmill_capture.apis.native_passthrough import NativePassthroughApi
-from rollmill_capture.apis.openai_chat import ChatApi
-from rollmill_capture.apis.openai_completions import CompletionsApi
+from rollmill_capture.apis.native import NativePassthroughApi, SglangGenerateApi, VllmGenerateApi
+from rollmill_capture.apis.openai import ChatApi, CompletionsApi
 from rollmill_capture.apis.openai_responses_reply import OpenAiResponsesApi
-from rollmill_capture.apis.token_routes import GenerateApi, TokensApi
 from rollmill_capture.http.model_calls import CallEndpoint, Caller
 from rollmill_capture.http.models import ModelsApi
-from rollmill_capture.upstream.formats.upstream_format import MESSAGES, RESPONSES
+from rollmill_capture.upstream.formats.upstream_format import ANTHROPIC_MESSAGES, OPENAI_RESPONSES
 
 Lookup = Callable[[Request], Awaitable[Response]]
 
@@ -40,12 +38,16 @@ def call_routes(caller: Caller, fenced: Callable[[ASGIApp], ASGIApp]) -> list[Ba
         (
             "/v1/responses",
             OpenAiResponsesApi(),
-            NativePassthroughApi("responses", RESPONSES, openai_responses_reply.SHAPE),
+            NativePassthroughApi("responses", OPENAI_RESPONSES, openai_responses_reply.ERROR_FORMAT),
         ),
-        ("/v1/messages", AnthropicApi(), NativePassthroughApi("messages", MESSAGES, anthropic_reply.SHAPE)),
+        (
+            "/v1/messages",
+            AnthropicApi(),
+            NativePassthroughApi("messages", ANTHROPIC_MESSAGES, anthropic_reply.ERROR_FORMAT),
+        ),
         ("/v1/completions", CompletionsApi(), None),
-        ("/inference/v1/generate", TokensApi(), None),
-        ("/generate", GenerateApi(), None),
+        ("/inference/v1/generate", VllmGenerateApi(), None),
+        ("/generate", SglangGenerateApi(), None),
     ]
     for version in GEMINI_VERSIONS:
         apis += [

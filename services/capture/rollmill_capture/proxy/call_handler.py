@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from rollmill.errors import BackpressureError
 from rollmill.models import CallStatus
-from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
+from rollmill_capture.apis.openai import PassthroughFormatter, without_details
 from rollmill_capture.coordination.policy_versions import version_span
 from rollmill_capture.errors import JSON, ApiError, json_response
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
@@ -35,9 +35,7 @@ from rollmill_capture.proxy.stream_relay import StreamRelay, as_stream, make_rel
 from rollmill_capture.proxy.tokenization import LOOKED_UP, is_missing, prompt_ids, sampled_text
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.upstream.client import BAD_GATEWAY, Upstream, UpstreamError, upstream_error
-from rollmill_capture.upstream.formats import ParsedReply
-from rollmill_capture.upstream.formats.chat import error_of
-from rollmill_capture.upstream.formats.strip_details import without_details
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply, error_of
 from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS
 
 OK = 200
@@ -141,7 +139,7 @@ class CallHandler:
         if self._call.served.stream:
             # A pause, a queue or a whole answer may take minutes, and readers of streams give up on silence.
             self._client.keep_alive(self._keep_alive_seconds)
-        async with self._upstream.pauses.passage(self._call.target.route.policy):
+        async with self._upstream.pauses.in_flight(self._call.target.route.policy):
             # The version that counts is the one in front of the engine, not the one in front of the gate.
             call = self._call = self._recorder.started(self._call)
             self._version = call.announced
@@ -151,7 +149,7 @@ class CallHandler:
         """The same for the rest of a reply; from here on whatever happens has to be recorded."""
         call, reading = self._call, self._reading()
         try:
-            async with self._upstream.pauses.passage(call.target.route.policy):
+            async with self._upstream.pauses.in_flight(call.target.route.policy):
                 self._version = self._recorder.announced.newest(call.target.route.policy)
                 await self._prepare(reading)
                 body = self._parts.request(reading, self._recorder.salt(call))
@@ -182,7 +180,9 @@ class CallHandler:
 
     def _continues(self) -> bool:
         """Whether a reply that is broken off is continued, and not told as it is."""
-        return self._call.served.wire is CHAT and self._upstream.pauses.continues(self._call.target.route.policy)
+        return self._call.served.wire is CHAT and self._upstream.pauses.continues_aborted(
+            self._call.target.route.policy
+        )
 
     def _aborted(self, reading: ParsedReply) -> CallReply | None:
         """The engine has broken the reply off: None where it goes on."""
@@ -224,7 +224,7 @@ class CallHandler:
         served = self._call.served
         if self._relay is not None:
             return self._relay.reading()
-        return ParsedReply() if self._body is None else served.wire.read_body(self._body, served.prompt_ids)
+        return ParsedReply() if self._body is None else served.wire.parse_body(self._body, served.prompt_ids)
 
     async def _asked(self, call: Call) -> CallReply | None:
         served = call.served
@@ -254,10 +254,12 @@ class CallHandler:
 
     def _told(self, raw: bytes, body: Any) -> CallReply:
         served = self._call.served
-        reading = served.wire.read_body(body, served.prompt_ids)
+        reading = served.wire.parse_body(body, served.prompt_ids)
         if not reading.complete:
             return _broken(reading)
-        shown = as_stream(served.answer.voice(), body) if served.stream else served.answer.whole(raw, body)
+        shown = (
+            as_stream(served.answer.stream_formatter(), body) if served.stream else served.answer.format_body(raw, body)
+        )
         # The log's response has no details, whatever the client's has: they are in the record's arrays.
         stripped = shown if _strips(served) else orjson.dumps(without_details(body))
         reply = shown if served.stream else Response(shown, OK, media_type=JSON)
@@ -303,7 +305,7 @@ class CallHandler:
         hints = {name: headers[name] for name in PASSED_ON if name in headers}
         reply = Response(body, status, hints, headers.get("content-type", JSON))
         if not isinstance(answer, PassthroughFormatter):
-            reply = json_response(answer.shape.error(status, message), status, hints)
+            reply = json_response(answer.error_format.error(status, message), status, hints)
         return CallReply(
             CallResult(CallStatus.ERROR, http_status=status, error=message, response=_as_json(body)), reply
         )

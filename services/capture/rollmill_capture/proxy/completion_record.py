@@ -23,11 +23,9 @@ from rollmill.models import (
 from rollmill.topics import COMPLETIONS
 from rollmill_capture.coordination.policy_versions import version_span
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
-from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
-from rollmill_capture.upstream.formats.parsed_reply import LogProbs
-from rollmill_capture.upstream.formats.parser_failures import parser_failures
-from rollmill_capture.upstream.formats.upstream_format import GENERATE, TOKENS
-from rollmill_capture.upstream.model_routes import Target
+from rollmill_capture.upstream.client import Target
+from rollmill_capture.upstream.formats.parsed_reply import LogProbs, ParsedChoice, ParsedReply, parser_failures
+from rollmill_capture.upstream.formats.upstream_format import SGLANG_GENERATE, VLLM_GENERATE
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def _untrainable(call: Call, ending: CallResult, choice: ParsedChoice) -> str | 
         return ending.status.value
     if not call.target.route.trainable:
         return "route_not_trainable"
-    return ending.reading.untrainable(choice)
+    return ending.reading.untrainable_reason(choice)
 
 
 def salted(served: UpstreamRequest, salt: str) -> UpstreamRequest:
@@ -160,7 +158,7 @@ def sampling_of(call: Call) -> SamplingParams:
 def _sampling_fields(served: UpstreamRequest) -> Mapping[str, Any]:
     """Where a request says how to sample: the native routes have an object for it, and nobody else reads one."""
     inner = served.fields.get("sampling_params")
-    return inner if served.wire in (GENERATE, TOKENS) and isinstance(inner, dict) else served.fields
+    return inner if served.wire in (SGLANG_GENERATE, VLLM_GENERATE) and isinstance(inner, dict) else served.fields
 
 
 def _number(value: Any, *, low: float, high: float = 1e9) -> float | None:

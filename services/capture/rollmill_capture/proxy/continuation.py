@@ -18,8 +18,8 @@ from rollmill.models import PolicyVersion, VersionRun, VersionRuns
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError, ReasoningAndToolParser
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.sse import Comment, EventParser, ServerEvent
-from rollmill_capture.upstream.formats import ParsedReply
 from rollmill_capture.upstream.formats.chat import choices_of
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 ABORT = "abort"

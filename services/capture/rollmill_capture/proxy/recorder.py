@@ -26,8 +26,8 @@ from rollmill_capture.proxy.completion_record import (
     skeleton,
 )
 from rollmill_capture.settings import VersionSource
-from rollmill_capture.upstream.capabilities import Engines
-from rollmill_capture.upstream.formats.parser_failures import EMPTY_ARGUMENTS, NOT_PARSED
+from rollmill_capture.upstream.capabilities import EngineCapabilities
+from rollmill_capture.upstream.formats.parsed_reply import EMPTY_ARGUMENTS, NOT_PARSED
 
 MANY_AT_ZERO = 1000
 LAST_REPLIES = 100
@@ -47,7 +47,7 @@ class Recorder:
     announced: AnnouncedVersions
     clock: Clock
     metrics: Metrics
-    engines: Engines = field(default_factory=Engines)
+    engines: EngineCapabilities = field(default_factory=EngineCapabilities)
     """Learn from each reply what their engine can."""
     claims: ClaimCheck | None = None
     """Where large records are kept; None: in the log, made to fit."""

@@ -11,12 +11,11 @@ from typing import Any
 import orjson
 
 from rollmill_capture.apis.api import StreamFormatter
-from rollmill_capture.apis.chat_reply import replayed
+from rollmill_capture.apis.chat_reply import as_chunks
 from rollmill_capture.proxy.continuation import is_aborted, without_end
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.sse import Comment, EventParser, EventTooLargeError, ServerEvent
-from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
-from rollmill_capture.upstream.formats.stream import Assembler
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply, StreamAssembler
 
 _ABORT = b'"abort"'
 
@@ -26,7 +25,7 @@ class StreamRelay:
 
     def __init__(
         self,
-        assembler: Assembler,
+        assembler: StreamAssembler,
         voice: StreamFormatter,
         keep_alive: bytes,
         continues: Callable[[], bool] = lambda: False,
@@ -57,7 +56,7 @@ class StreamRelay:
     @property
     def held(self) -> bytes:
         """The end of a complete reply, to be sent once its record is acknowledged. To be asked for once."""
-        return b"".join(self._held) + self._voice.end()
+        return b"".join(self._held) + self._voice.format_end()
 
     def feed(self, chunk: bytes) -> bytes:
         """Frames to forward at once."""
@@ -70,7 +69,7 @@ class StreamRelay:
 
     def reading(self) -> ParsedReply:
         """What the stream has said so far, taken as its end."""
-        return self._assembler.reading()
+        return self._assembler.parsed()
 
     def _take(self, event: ServerEvent | Comment) -> bytes:
         if self.over:
@@ -94,7 +93,7 @@ class StreamRelay:
         self._assembler.add(chunk)
         if self._assembler.failed:
             return b""
-        return self._forward(self._voice.chunk(event, chunk))
+        return self._forward(self._voice.format_chunk(event, chunk))
 
     def _forward(self, frames: bytes) -> bytes:
         if not self._assembler.finished:
@@ -106,10 +105,10 @@ class StreamRelay:
 def make_relay(served: UpstreamRequest, continues: Callable[[], bool] = lambda: False) -> StreamRelay:
     """The relay of a call whose engine streams. ``continues``: whether a reply that is broken off goes on."""
     assembler = served.wire.assembler(served.choices, served.prompt_ids)
-    return StreamRelay(assembler, served.answer.voice(), served.answer.shape.keep_alive, continues)
+    return StreamRelay(assembler, served.answer.stream_formatter(), served.answer.error_format.keep_alive, continues)
 
 
 def as_stream(voice: StreamFormatter, body: dict[str, Any]) -> bytes:
     """A whole chat answer, or completion, as the stream that the client asked for."""
-    frames = [voice.chunk(ServerEvent(orjson.dumps(chunk)), chunk) for chunk in replayed(body)]
-    return b"".join(frames) + voice.end()
+    frames = [voice.format_chunk(ServerEvent(orjson.dumps(chunk)), chunk) for chunk in as_chunks(body)]
+    return b"".join(frames) + voice.format_end()

@@ -11,14 +11,12 @@ from typing import Any
 
 import orjson
 
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
-from rollmill_capture.upstream.client import Upstream, UpstreamError
-from rollmill_capture.upstream.formats.logprobs import as_prompt
-from rollmill_capture.upstream.formats.parsed_reply import Ids, ParsedReply
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
+from rollmill_capture.upstream.client import Target, Upstream, UpstreamError
+from rollmill_capture.upstream.formats.parsed_reply import Ids, ParsedReply, as_prompt
 from rollmill_capture.upstream.formats.upstream_format import CHAT
-from rollmill_capture.upstream.model_routes import Target
 
 LOOKED_UP = {"prompt_ids_from": "tokenize"}
 """Metadata of a record whose prompt's ids were asked for beside the call."""

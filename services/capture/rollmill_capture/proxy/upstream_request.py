@@ -10,9 +10,9 @@ import orjson
 
 from rollmill_capture.apis.api import ParsedRequest, ResponseFormatter
 from rollmill_capture.json_body import compact_copy
-from rollmill_capture.upstream.formats.logprobs import as_prompt
-from rollmill_capture.upstream.formats.parsed_reply import Ids
-from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
+from rollmill_capture.model_config import EngineKind
+from rollmill_capture.upstream.capabilities import Capability, request_token_ids
+from rollmill_capture.upstream.formats.parsed_reply import Ids, as_prompt
 from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS, UpstreamFormat
 
 USAGE = "include_usage"
@@ -56,12 +56,12 @@ def prepare(
     """The request that goes upstream. ``model``: the upstream's name for it, where it has another; ``defaults``: fields
     that are said where the client does not say them.
     """
-    fields, added, changed = ask(capability.kind, asked.wire, asked.fields)
+    fields, added, changed = request_token_ids(capability.kind, asked.upstream_format, asked.fields)
     for field, value in (defaults or {}).items():
         if fields.get(field) is None:
             added += [field] if field not in fields else []
             fields = {**fields, field: value}
-    streams = asked.stream and capability.streams(asked.wire, fields)
+    streams = asked.stream and capability.streams(asked.upstream_format, fields)
     if asked.stream:
         fields, changed = _streaming(asked, fields, added, changed, streams=streams)
     name = asked.fields.get("model")
@@ -73,8 +73,8 @@ def prepare(
         added=tuple(added),
         fields=fields,
         model=name if isinstance(name, str) else None,
-        wire=asked.wire,
-        answer=asked.answer,
+        wire=asked.upstream_format,
+        answer=asked.formatter,
         stream=asked.stream,
         streams=streams,
         choices=asked.choices,
@@ -86,7 +86,7 @@ def prepare(
 
 def _sent(asked: ParsedRequest, kind: EngineKind) -> Ids | None:
     """The prompt as the request gives it in ids; SGLang's chat takes them beside the messages."""
-    if asked.wire is CHAT and kind is EngineKind.SGLANG:
+    if asked.upstream_format is CHAT and kind is EngineKind.SGLANG:
         return as_prompt(asked.fields.get("input_ids"))
     return asked.prompt_ids
 
@@ -98,7 +98,7 @@ def _streaming(
     if not streams:
         return {**{name: value for name, value in fields.items() if name != "stream_options"}, "stream": False}, True
     options = fields.get("stream_options") or {}
-    if asked.wire not in (CHAT, COMPLETIONS) or options.get(USAGE) is True:
+    if asked.upstream_format not in (CHAT, COMPLETIONS) or options.get(USAGE) is True:
         return fields, changed
     if "stream_options" not in fields:
         added.append("stream_options")

@@ -185,9 +185,9 @@ async def test_an_engine_in_the_place_of_another_is_probed_when_its_replies_spea
             assert await engines.of(target) == Capability(EngineKind.VLLM, known=True, ids=True)
             behind.append(ScriptedEngine(("ok",), owner="sglang", stream_ids=False))
             engines.learnt.clear()
-            for reading in (NO_IDS, NO_IDS, WITH_IDS, NO_IDS, NO_IDS, NO_IDS):
+            for reply in (NO_IDS, NO_IDS, WITH_IDS, NO_IDS, NO_IDS, NO_IDS):
                 assert not engines.learnt.is_set()
-                engines.observe(target, CHAT, reading, streamed=True)
+                engines.observe(target, CHAT, reply, streamed=True)
             await engines.learnt.wait()
             assert await engines.of(target) == Capability(EngineKind.SGLANG, streams_ids=False, known=True, ids=True)
             watching.cancel()

@@ -36,8 +36,8 @@ def user(content: Any) -> dict[str, Any]:
 
 def thoughtful(text: str | None, thoughts: str, *calls: tuple[str, str, str]) -> dict[str, Any]:
     made = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls]
-    said = {"role": "assistant", "content": text, "reasoning": thoughts, "reasoning_content": thoughts}
-    return {**said, "tool_calls": made} if made else said
+    message = {"role": "assistant", "content": text, "reasoning": thoughts, "reasoning_content": thoughts}
+    return {**message, "tool_calls": made} if made else message
 
 
 def test_messages_system_blocks_become_one_and_a_billing_line_goes() -> None:
@@ -86,7 +86,7 @@ def test_messages_images_become_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "expected"),
     [
         ({"type": "auto"}, "auto"),
         ({"type": "any"}, "required"),
@@ -94,12 +94,12 @@ def test_messages_images_become_addresses() -> None:
         ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
     ],
 )
-def test_messages_tool_choice(choice: dict[str, Any], told: Any) -> None:
+def test_messages_tool_choice(choice: dict[str, Any], expected: Any) -> None:
     tool = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
     fields = messages(tools=[tool], tool_choice={**choice, "disable_parallel_tool_use": True})
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
     assert fields["tools"] == [{"type": "function", "function": function}]
-    assert (fields["tool_choice"], fields["parallel_tool_calls"]) == (told, False)
+    assert (fields["tool_choice"], fields["parallel_tool_calls"]) == (expected, False)
 
 
 def test_messages_sampling_and_the_engines_own_fields_pass() -> None:
@@ -117,7 +117,7 @@ def test_messages_sampling_and_the_engines_own_fields_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "text"),
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs at Anthropic"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
@@ -126,8 +126,8 @@ def test_messages_sampling_and_the_engines_own_fields_pass() -> None:
         ({"messages": "hi"}, "list of objects"),
     ],
 )
-def test_messages_that_no_engine_understands_are_refused(body: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
+def test_messages_that_no_engine_understands_are_refused(body: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
         messages(**body)
 
 
@@ -172,7 +172,7 @@ def test_responses_options_have_their_counterparts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "text"),
     [
         ({"tools": [{"type": "web_search"}]}, "web_search"),
         ({"background": True}, "background"),
@@ -183,8 +183,8 @@ def test_responses_options_have_their_counterparts() -> None:
         ({"input": None}, "input"),
     ],
 )
-def test_responses_that_no_engine_understands_are_refused(body: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
+def test_responses_that_no_engine_understands_are_refused(body: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
         responses(**body)
 
 
@@ -235,7 +235,7 @@ def test_gemini_options_have_their_counterparts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "text"),
     [
         ({"tools": [{"googleSearch": {}}]}, "googleSearch"),
         ({"generationConfig": {"candidateCount": 2}}, "candidateCount"),
@@ -243,8 +243,8 @@ def test_gemini_options_have_their_counterparts() -> None:
         ({"contents": [{"role": "robot", "parts": []}]}, "'robot'"),
     ],
 )
-def test_gemini_requests_that_no_engine_understands_are_refused(body: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
+def test_gemini_requests_that_no_engine_understands_are_refused(body: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
         gemini(**body)
 
 

@@ -17,9 +17,9 @@ def text_part(text: Any) -> Part:
 
 
 def image_part(url: Any, detail: Any = None) -> Part:
-    """An image by its address, or by its bytes as a ``data:`` address."""
+    """An image by its URL, or by its bytes as a ``data:`` URL."""
     if not isinstance(url, str) or not url:
-        raise InvalidInputError("an image must have an address or its bytes")
+        raise InvalidInputError("an image must have a URL or its bytes")
     extra = {} if detail in (None, "auto") else {"detail": detail}
     return {"type": "image_url", "image_url": {"url": url, **extra}}
 

@@ -33,7 +33,7 @@ from rollmill_capture.upstream.formats.upstream_format import (
 
 FIRST_PROBE_SECONDS = 2.0
 DOUBT_AFTER = 3
-"""Replies in a row that contradict what is known: one alone may be a parser's slip, more are another engine."""
+"""Replies in a row that contradict what is known: one alone may be a parser's error, more are another engine."""
 
 _VLLM = {"return_token_ids": True, "logprobs": True}
 _SGLANG = {**_VLLM, "return_prompt_token_ids": True, "return_meta_info": True}

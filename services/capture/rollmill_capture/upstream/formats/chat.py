@@ -25,8 +25,8 @@ from rollmill_capture.upstream.formats.parsed_reply import (
     logprob_of,
 )
 
-_AS_ID = "token_id:"
-"""Prefix of a token's text for servers asked for ``return_tokens_as_token_ids``."""
+_ID_PREFIX = "token_id:"
+"""Of a token's text from servers asked for ``return_tokens_as_token_ids``."""
 UNSET_VERSION = "default"
 """SGLang's weight version before a trainer has stamped one: unknown, and not version 0."""
 
@@ -40,7 +40,7 @@ def parse_body(body: Any, prompt_ids: Ids | None = None) -> ParsedReply:
     if isinstance(body, dict):
         found = choices_of(body)
         root.add(body, found)
-        choices = [_whole(index, choice) for index, choice in _by_index(found)]
+        choices = [_parse_choice(index, choice) for index, choice in _by_index(found)]
     return root.parsed(tuple(choices), None if choices else "no_choices")
 
 
@@ -50,7 +50,7 @@ def _by_index(choices: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]
     return sorted(by_index.items()) if len(by_index) == len(choices) else list(enumerate(choices))
 
 
-def _whole(index: int, choice: dict[str, Any]) -> ParsedChoice:
+def _parse_choice(index: int, choice: dict[str, Any]) -> ParsedChoice:
     partial = PartialChoice(index)
     partial.add(choice)
     return partial.parsed(_message(choice))
@@ -235,7 +235,7 @@ def extension(choice: dict[str, Any], name: str) -> Any:
 
 def _ids_of_texts(entries: list[Any]) -> list[int] | None:
     texts = [entry.get("token") if isinstance(entry, dict) else None for entry in entries]
-    numbers = [text.removeprefix(_AS_ID) for text in texts if isinstance(text, str) and text.startswith(_AS_ID)]
+    numbers = [text.removeprefix(_ID_PREFIX) for text in texts if isinstance(text, str) and text.startswith(_ID_PREFIX)]
     if len(numbers) != len(texts) or not all(number.isdecimal() for number in numbers):
         return None
     return [int(number) for number in numbers]

@@ -23,10 +23,10 @@ def parse_body(body: Any, _prompt_ids: object = None) -> ParsedReply:
         return ParsedReply(incomplete="error_frame", error=error)
     if not isinstance(body, dict) or not isinstance(body.get("output"), list):
         return ParsedReply(incomplete="no_choices")
-    return _whole(body).parsed(None)
+    return _gather_items(body).parsed(None)
 
 
-def _whole(body: dict[str, Any]) -> ReplyItems:
+def _gather_items(body: dict[str, Any]) -> ReplyItems:
     reply = ReplyItems(model=body.get("model") if isinstance(body.get("model"), str) else None)
     for position, item in enumerate(body.get("output") or ()):
         if isinstance(item, dict):
@@ -71,7 +71,7 @@ class OpenAiResponsesAssembler(StreamAssembler):
     def _add(self, chunk: dict[str, Any]) -> None:
         kind, response = chunk.get("type"), chunk.get("response")
         if kind in ENDS and isinstance(response, dict):
-            self._reply, self.over = _whole(response), True
+            self._reply, self.over = _gather_items(response), True
         else:
             self._piece(str(kind), chunk)
 

@@ -72,7 +72,7 @@ class SessionHistory:
             self.cache.put(self.session_id, key, arguments, len(arguments) + len(key))
 
     def sampled_arguments(self, call_id: str | None, name: str, given: Any) -> str:
-        """The sampled text of a call whose arguments a client gives as the object ``given``."""
+        """The sampled text of a call's arguments, which a client gives as the object ``given``."""
         by_id = self.cache.get(self.session_id, f"call {call_id}") if call_id else None
         if isinstance(by_id, str) and _same(by_id, given):
             return by_id

@@ -1,7 +1,7 @@
 """APIs that engines serve themselves, passed on as they are.
 
 SGLang's ``/generate`` and vLLM's ``/inference/v1/generate`` take ids and return ids. OpenAI Responses and Anthropic
-Messages, for a route whose `native` names them (a judge or a teacher behind a provider's own API), are recorded without
+Messages, for a route with them in its `native` (a judge or a teacher behind a provider's own API), are recorded without
 ids and never trained.
 """
 

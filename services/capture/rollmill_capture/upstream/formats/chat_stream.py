@@ -16,7 +16,7 @@ from rollmill_capture.upstream.formats.chat import PartialChoice, PartialRoot, c
 from rollmill_capture.upstream.formats.parsed_reply import Ids, Incomplete, ParsedReply, StreamAssembler
 
 TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
-"""Fields of a delta whose pieces are joined."""
+"""Fields of a delta that come in pieces, which are joined."""
 
 
 class ChatAssembler(StreamAssembler):

@@ -83,7 +83,7 @@ class ParsedReply:
     usage: tuple[int, int] | None = None
     """Prompt (0: not reported) and completion tokens by the engine's own count; None where it reported none."""
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values came from the engine's prefix cache, as far as it reports them."""
+    """Prompt tokens with keys and values from the engine's prefix cache, as far as it reports them."""
     weight_versions: tuple[str, ...] = ()
     """Versions of the weights that sampled, as the engine names them: each once, in the order they appeared."""
     model: str | None = None

@@ -20,7 +20,7 @@ from rollmill.runtime.telemetry.metrics import MOST_SERIES, Metrics, UndeclaredM
 from rollmill_batcher.groups.group import CLOSED
 from rollmill_batcher.steps.cut_metrics import LENGTHS, MOST_STALE
 from rollmill_capture.model_config import EngineKind
-from rollmill_capture.upstream.formats.parser_failures import EMPTY_ARGUMENTS, NOT_PARSED
+from rollmill_capture.upstream.formats.parsed_reply import EMPTY_ARGUMENTS, NOT_PARSED
 
 ROOT = Path(__file__).parents[2]
 MEASURES = re.compile(r"metrics\.(count|gauge|observe)\(\s*\"([a-z_]+)\"")

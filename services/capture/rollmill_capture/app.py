@@ -31,10 +31,8 @@ from rollmill_capture.event_log.spool_drain import SpoolDrain
 from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.http.server import listen, serve
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream.capabilities import Engines
-from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.load_balancer import LoadBalancer
-from rollmill_capture.upstream.model_routes import RouteTable
+from rollmill_capture.upstream.capabilities import EngineCapabilities
+from rollmill_capture.upstream.client import LoadBalancer, RouteTable, Upstream, make_client
 from rollmill_capture.upstream.probe import Probe
 
 SPOOL_SECONDS = 10.0
@@ -137,9 +135,9 @@ class Program:
             await membership.leave()
 
     @asynccontextmanager
-    async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[Engines]:
+    async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[EngineCapabilities]:
         """What is known of the engines; a probe in the background adds to it."""
-        engines = Engines(RouteTable(self._settings).trained if self._settings.probe else ())
+        engines = EngineCapabilities(RouteTable(self._settings).trained if self._settings.probe else ())
         probing = asyncio.create_task(Probe(client, engines, context.metrics).watch())
         try:
             yield engines
@@ -176,7 +174,7 @@ class Program:
         context: ServiceContext,
         event_writer: EventWriter,
         client: httpx.AsyncClient,
-        engines: Engines,
+        engines: EngineCapabilities,
         membership: Membership,
     ) -> CaptureParts:
         return CaptureParts(

@@ -152,8 +152,8 @@ async def test_a_refusal_of_the_engine_is_told_in_the_callers_shape(name: str) -
         assert call.status == 400
         assert "maximum context length" in body["error"]["message"]
         kinds = {"responses": "type", "messages": "type", "gemini": "status"}
-        told = body["error"][kinds[name]]
-        assert told in {"invalid_request_error", "INVALID_ARGUMENT"}
+        kind = body["error"][kinds[name]]
+        assert kind in {"invalid_request_error", "INVALID_ARGUMENT"}
         (record,) = capture.records
         assert (record.status, record.http_status) == (CallStatus.ERROR, 400)
 
@@ -207,23 +207,23 @@ async def test_a_stop_sequence_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish", "told"),
+    ("finish", "expected"),
     [
         ("length", ("incomplete", "max_tokens", "MAX_TOKENS")),
         ("abort", ("incomplete", None, "OTHER")),
         ("content_filter", ("incomplete", "refusal", "SAFETY")),
     ],
 )
-async def test_other_ends_are_told(finish: str, told: tuple[str, str | None, str]) -> None:
+async def test_other_ends_are_reported(finish: str, expected: tuple[str, str | None, str]) -> None:
     choice = {"index": 0, "message": {"content": "a"}, "finish_reason": finish}
     found: list[Any] = []
     async with rig(lambda _: Played.json({"choices": [choice], "usage": {}})) as capture:
         for name in FACES:
             async with capture.ask(name, stream=False) as call:
                 found.append(await call.json())
-    assert found[0]["status"] == told[0]
-    assert found[1]["stop_reason"] == told[1]
-    assert found[2]["candidates"][0]["finishReason"] == told[2]
+    assert found[0]["status"] == expected[0]
+    assert found[1]["stop_reason"] == expected[1]
+    assert found[2]["candidates"][0]["finishReason"] == expected[2]
 
 
 async def test_a_second_call_and_late_text_are_told_after_the_first_call() -> None:

@@ -9,17 +9,16 @@ import pytest
 from rollmill.codec import decode, encode
 from rollmill.models import CallKind, CallStatus, CompletionEvent, CompletionRecord, PolicyVersion
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.apis.history_cache import HistoryCache
-from rollmill_capture.apis.openai_chat import ChatApi
-from rollmill_capture.apis.token_routes import GenerateApi
+from rollmill_capture.apis.history_cache import HistoryCache, SessionHistory
+from rollmill_capture.apis.native import SglangGenerateApi
+from rollmill_capture.apis.openai import ChatApi
 from rollmill_capture.coordination.policies import read_stamp, version_span
 from rollmill_capture.model_config import Route, VersionSource
 from rollmill_capture.proxy.record_size import fitting_bytes, skeleton
 from rollmill_capture.proxy.recorder import Call, CallResult, completion_record
 from rollmill_capture.proxy.upstream_request import prepare
-from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
-from rollmill_capture.upstream.formats.logprobs import as_ids
-from rollmill_capture.upstream.model_routes import Target
+from rollmill_capture.upstream.client import Target
+from rollmill_capture.upstream.formats.parsed_reply import ParsedChoice, ParsedReply, as_ids
 
 TOKENS = 500
 
@@ -32,7 +31,7 @@ def call(**fields: object) -> Call:
         completion_id="c",
         kind=CallKind.AGENT,
         target=Target(Route(), "http://engine/v1", None),
-        request=prepare(orjson.dumps(body), ChatApi().read(body, {}, HistoryCache().of("s"))),
+        request=prepare(orjson.dumps(body), ChatApi().parse_request(body, {}, SessionHistory(HistoryCache(), "s"))),
         started_at=1.0,
         announced=PolicyVersion(),
     )
@@ -128,7 +127,12 @@ def test_more_logprobs_than_ids_say_nothing() -> None:
 
 def native(**sampling: object) -> Call:
     body = {"input_ids": [1, 2, 3], "sampling_params": sampling}
-    return replace(call(), request=prepare(orjson.dumps(body), GenerateApi().read(body, {}, HistoryCache().of("s"))))
+    return replace(
+        call(),
+        request=prepare(
+            orjson.dumps(body), SglangGenerateApi().parse_request(body, {}, SessionHistory(HistoryCache(), "s"))
+        ),
+    )
 
 
 def test_the_room_that_is_kept_for_a_record_is_never_less_than_it_takes_nor_made_out_of_nothing() -> None:

@@ -309,10 +309,10 @@ def test_an_echo_of_an_older_entry_does_not_reopen_a_session() -> None:
 
 async def test_idle_is_told_when_the_last_call_leaves() -> None:
     calls = InFlight()
-    await calls.wait_idle("s")
+    await calls.wait_until_idle("s")
     with calls.call("s"):
         with calls.call("s"):
-            waiting = asyncio.create_task(calls.wait_idle("s"))
+            waiting = asyncio.create_task(calls.wait_until_idle("s"))
             await asyncio.sleep(0)
         assert (calls.total, waiting.done()) == (1, False)
     await asyncio.wait_for(waiting, WAIT)

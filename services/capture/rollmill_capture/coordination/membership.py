@@ -79,7 +79,11 @@ class Membership:
     async def _wait_reached(self, pause: PolicyPause) -> None:
         while pause.policy in self.pauses.unreached() or self.awaited(pause):
             self.replicas.changed.clear()
-            idle = (self.pauses.local.wait_idle(pause.policy, 1.0),) if pause.policy in self.pauses.unreached() else ()
+            idle = (
+                (self.pauses.local.wait_until_idle(pause.policy, 1.0),)
+                if pause.policy in self.pauses.unreached()
+                else ()
+            )
             await _first(
                 self.replicas.changed.wait(), *idle, seconds=1.0
             )  # a replica may die meanwhile, which sends no news
@@ -105,7 +109,7 @@ class Membership:
 
     async def _wait_due(self) -> None:
         """Until the next heartbeat is due: earlier where there is news."""
-        idle = [self.pauses.local.wait_idle(policy, HEARTBEAT_SECONDS) for policy in self.pauses.unreached()]
+        idle = [self.pauses.local.wait_until_idle(policy, HEARTBEAT_SECONDS) for policy in self.pauses.unreached()]
         await _first(self.pauses.changed.wait(), *idle, seconds=HEARTBEAT_SECONDS)
         self.pauses.changed.clear()
 

@@ -80,13 +80,13 @@ class PausedTooLongError(BackpressureError):
 
 
 @dataclass
-class _PolicyState:
+class _PolicyCalls:
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     mode: PauseMode | None = None
-    last: PauseMode | None = None
-    """Of the last pause, also when that is over."""
-    since: float = 0.0
-    running: int = 0
+    """None: not paused."""
+    last_mode: PauseMode | None = None
+    paused_at: float = 0.0
+    in_flight: int = 0
     waiting: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -96,12 +96,12 @@ class _PolicyState:
 
 
 class PausedPolicies:
-    """Which policies are paused at this replica, and their calls. ``seconds`` bounds how long a call waits."""
+    """Which policies are paused, and their calls. ``seconds`` bounds how long a call waits for the end of a pause."""
 
     def __init__(self, seconds: float = 900.0, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._now = now
-        self._policies: dict[str, _PolicyState] = {}
+        self._policies: dict[str, _PolicyCalls] = {}
 
     @asynccontextmanager
     async def in_flight(self, policy: str) -> AsyncIterator[None]:
@@ -110,71 +110,71 @@ class PausedPolicies:
         Raises PausedTooLongError.
         """
         await self.wait_until_resumed(policy)
-        state = self._state(policy)
-        state.running += 1
-        state.idle.clear()
+        calls = self._calls(policy)
+        calls.in_flight += 1
+        calls.idle.clear()
         try:
             yield
         finally:
-            state.running -= 1
-            if not state.running:
-                state.idle.set()
+            calls.in_flight -= 1
+            if not calls.in_flight:
+                calls.idle.set()
 
     async def wait_until_resumed(self, policy: str) -> None:
-        """Wait until the policy is not paused. Raises PausedTooLongError."""
-        state = self._state(policy)
-        state.waiting += 1
+        """Raises PausedTooLongError."""
+        calls = self._calls(policy)
+        calls.waiting += 1
         try:
             async with asyncio.timeout(self._seconds):
                 # Again: a second pause may have come before this call had its turn.
-                while state.mode is not None:
-                    await state.resumed.wait()
+                while calls.mode is not None:
+                    await calls.resumed.wait()
         except TimeoutError:
             raise PausedTooLongError(
-                f"policy {policy!r} is paused for a weight update since {self._now() - state.since:.0f} s",
+                f"policy {policy!r} is paused for a weight update since {self._now() - calls.paused_at:.0f} s",
                 retry_after=5,
             ) from None
         finally:
-            state.waiting -= 1
+            calls.waiting -= 1
 
     def pause(self, policy: str, mode: PauseMode) -> None:
         """Calls of the policy that come now wait; a second pause only changes the mode."""
-        state = self._state(policy)
-        state.since = self._now() if state.mode is None else state.since
-        state.mode = state.last = mode
-        state.resumed.clear()
+        calls = self._calls(policy)
+        calls.paused_at = self._now() if calls.mode is None else calls.paused_at
+        calls.mode = calls.last_mode = mode
+        calls.resumed.clear()
 
     def resume(self, policy: str) -> None:
-        state = self._state(policy)
-        state.mode = None
-        state.resumed.set()
+        calls = self._calls(policy)
+        calls.mode = None
+        calls.resumed.set()
 
-    def continues(self, policy: str) -> bool:
-        """Whether capture continues a reply that the engine breaks off: the last pause asked for it."""
-        return self._state(policy).last is PauseMode.ABORT_RESUME
+    def continues_aborted(self, policy: str) -> bool:
+        """Whether capture continues a reply that the engine breaks off: the mode of the last pause decides."""
+        return self._calls(policy).last_mode is PauseMode.ABORT_RESUME
 
-    async def wait_idle(self, policy: str, seconds: float) -> bool:
+    async def wait_until_idle(self, policy: str, seconds: float) -> bool:
         """Wait until no call of the policy is in flight; False: ``seconds`` were over before."""
         try:
             async with asyncio.timeout(seconds):
-                await self._state(policy).idle.wait()
+                await self._calls(policy).idle.wait()
         except TimeoutError:
             return False
         return True
 
     def status(self, policy: str) -> dict[str, Any]:
-        state = self._state(policy)
-        paused = state.mode is not None
+        calls = self._calls(policy)
+        paused = calls.mode is not None
         return {
             "paused": paused,
-            "mode": state.mode.value if state.mode is not None else None,
-            "paused_seconds": self._now() - state.since if paused else 0.0,
-            "in_flight": state.running,
-            "waiting": state.waiting if paused else 0,
+            "mode": calls.mode.value if calls.mode is not None else None,
+            "paused_seconds": self._now() - calls.paused_at if paused else 0.0,
+            "in_flight": calls.in_flight,
+            "waiting": calls.waiting if paused else 0,
         }
 
-    def _state(self, policy: str) -> _PolicyState:
-        return self._policies.setdefault(policy, _PolicyState())
+    def _calls(self, policy: str) -> _PolicyCalls:
+        return self._policies.setdefault(policy, _PolicyCalls())
 
 
 @dataclass

@@ -129,7 +129,7 @@ class InFlight:
         for event in self._waiting.pop(session_id, ()):
             event.set()
 
-    async def wait_idle(self, session_id: str) -> None:
+    async def wait_until_idle(self, session_id: str) -> None:
         """Wait until no call of the session is in flight."""
         if session_id in self._calls:
             event = asyncio.Event()

@@ -27,11 +27,9 @@ from rollmill_capture.apis.anthropic_reply import AnthropicApi
 from rollmill_capture.apis.api import ApiAdapter
 from rollmill_capture.apis.gemini_reply import GeminiApi
 from rollmill_capture.apis.history_cache import HistoryCache
-from rollmill_capture.apis.native_passthrough import NativePassthroughApi
-from rollmill_capture.apis.openai_chat import ChatApi
-from rollmill_capture.apis.openai_completions import CompletionsApi
+from rollmill_capture.apis.native import NativePassthroughApi, SglangGenerateApi, VllmGenerateApi
+from rollmill_capture.apis.openai import ChatApi, CompletionsApi
 from rollmill_capture.apis.openai_responses_reply import OpenAiResponsesApi
-from rollmill_capture.apis.token_routes import GenerateApi, TokensApi
 from rollmill_capture.coordination.membership import Membership
 from rollmill_capture.coordination.policies import AnnouncedVersions, PolicyPauses
 from rollmill_capture.coordination.session_table import Position, SessionTable
@@ -46,10 +44,9 @@ from rollmill_capture.http.rewards import RewardApi
 from rollmill_capture.http.sessions import SessionApi
 from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream.capabilities import Engines
-from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.formats.upstream_format import MESSAGES, RESPONSES
-from rollmill_capture.upstream.model_routes import RouteTable
+from rollmill_capture.upstream.capabilities import EngineCapabilities
+from rollmill_capture.upstream.client import RouteTable, Upstream
+from rollmill_capture.upstream.formats.upstream_format import ANTHROPIC_MESSAGES, OPENAI_RESPONSES
 
 Lookup = Callable[[Request], Awaitable[Response]]
 
@@ -71,7 +68,7 @@ class CaptureParts:
     clock: Clock
     metrics: Metrics
     validate: Callable[[SessionSpec], None] = validate_session_spec
-    engines: Engines = field(default_factory=Engines)
+    engines: EngineCapabilities = field(default_factory=EngineCapabilities)
     admission: Admission | None = None
     """None: everything is admitted."""
     claims: ClaimCheck | None = None
@@ -136,12 +133,16 @@ def _call_routes(context: CallContext, idempotency: Idempotency) -> list[BaseRou
         (
             "/v1/responses",
             OpenAiResponsesApi(),
-            NativePassthroughApi("responses", RESPONSES, openai_responses_reply.SHAPE),
+            NativePassthroughApi("responses", OPENAI_RESPONSES, openai_responses_reply.ERROR_FORMAT),
         ),
-        ("/v1/messages", AnthropicApi(), NativePassthroughApi("messages", MESSAGES, anthropic_reply.SHAPE)),
+        (
+            "/v1/messages",
+            AnthropicApi(),
+            NativePassthroughApi("messages", ANTHROPIC_MESSAGES, anthropic_reply.ERROR_FORMAT),
+        ),
         ("/v1/completions", CompletionsApi(), None),
-        ("/inference/v1/generate", TokensApi(), None),
-        ("/generate", GenerateApi(), None),
+        ("/inference/v1/generate", VllmGenerateApi(), None),
+        ("/generate", SglangGenerateApi(), None),
     ]
     for version in GEMINI_VERSIONS:
         apis += [

@@ -20,9 +20,8 @@ from rollmill_capture.proxy.call_handler import CallHandler
 from rollmill_capture.proxy.recorder import Call, Recorder
 from rollmill_capture.proxy.response_stream import ResponseStream
 from rollmill_capture.proxy.upstream_request import UpstreamRequest, prepare
-from rollmill_capture.upstream.capabilities import Engines
-from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.model_routes import RouteTable, Target
+from rollmill_capture.upstream.capabilities import EngineCapabilities
+from rollmill_capture.upstream.client import RouteTable, Target, Upstream
 
 KIND = "x-rollmill-call"
 ATTEMPT = "x-rollmill-attempt"
@@ -44,7 +43,7 @@ class CallContext:
     routes: RouteTable
     upstream: Upstream
     recorder: Recorder
-    engines: Engines
+    engines: EngineCapabilities
     history: HistoryCache
     request_bytes: int
     keep_alive_seconds: float
@@ -61,7 +60,7 @@ class CallEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, context = Request(scope, receive), self.context
-        response = ResponseStream(scope, receive, send, self.api.shape)
+        response = ResponseStream(scope, receive, send, self.api.error_format)
         metrics, in_flight = context.recorder.metrics, context.resolver.in_flight
         try:
             session = await context.resolver.calling_session(request)
@@ -98,14 +97,14 @@ class CallEndpoint:
         )
 
     async def _prepare(self, session: SessionEntry, request: Request, raw: bytes) -> tuple[Target, UpstreamRequest]:
-        context, params = self.context, request.path_params
-        place = {**request.query_params, **params} if request.url.query else params
+        context, path_params = self.context, request.path_params
+        params = {**request.query_params, **path_params} if request.url.query else path_params
         try:
             body = parse_object(raw)
-            model = params.get("model", body.get("model"))
+            model = path_params.get("model", body.get("model"))
             target = context.routes.find(model if isinstance(model, str) else None)
             api = self.api if self.native is None or self.native.name not in target.route.native else self.native
-            parsed = api.read(body, place, SessionHistory(context.history, session.session_id))
+            parsed = api.parse_request(body, params, SessionHistory(context.history, session.session_id))
         except InvalidInputError as error:
             raise ApiError(400, str(error)) from error
         capability, route = await context.engines.of(target), target.route

@@ -11,13 +11,12 @@ from starlette.responses import Response
 
 from rollmill.errors import InvalidInputError
 from rollmill_capture.apis import anthropic_reply, anthropic_request, gemini_reply, gemini_request
-from rollmill_capture.apis.gemini_request import said
+from rollmill_capture.apis.gemini_request import field_of
 from rollmill_capture.apis.history_cache import SessionHistory
 from rollmill_capture.errors import ApiError, ErrorFormat, json_response
 from rollmill_capture.http.model_calls import CallContext
 from rollmill_capture.http.requests import parse_object, read_body
-from rollmill_capture.upstream.client import UpstreamError
-from rollmill_capture.upstream.model_routes import Target
+from rollmill_capture.upstream.client import Target, UpstreamError
 
 BYTES_PER_TOKEN = 4
 """Of the estimate, where the engine counts nothing: English text in common vocabularies."""
@@ -58,10 +57,10 @@ class ModelsApi:
 
     async def count_messages(self, request: Request) -> Response:
         """Anthropic's ``count_tokens``; an estimate, and marked so, where the engine has no route for it."""
-        return await self._counted(request, anthropic_reply.SHAPE, "input_tokens")
+        return await self._counted(request, anthropic_reply.ERROR_FORMAT, "input_tokens")
 
     async def count_gemini(self, request: Request) -> Response:
-        return await self._counted(request, gemini_reply.SHAPE, "totalTokens")
+        return await self._counted(request, gemini_reply.ERROR_FORMAT, "totalTokens")
 
     async def _counted(self, request: Request, shape: ErrorFormat, name: str) -> Response:
         try:
@@ -80,7 +79,7 @@ class ModelsApi:
             if model is None:
                 fields, _ = anthropic_request.chat_fields(body, history)
             else:
-                inner = said(body, "generateContentRequest") or body
+                inner = field_of(body, "generateContentRequest") or body
                 fields, _ = gemini_request.chat_fields(inner, str(model), history)
         except InvalidInputError as error:
             raise ApiError(400, str(error)) from error

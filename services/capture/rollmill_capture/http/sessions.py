@@ -173,7 +173,7 @@ class SessionApi:
     async def _wait_idle(self, session_id: str) -> None:
         try:
             async with asyncio.timeout(self.close_seconds):
-                await self.resolver.in_flight.wait_idle(session_id)
+                await self.resolver.in_flight.wait_until_idle(session_id)
         except TimeoutError:
             raise ApiError(
                 409, f"session {session_id!r} still has calls in flight; cancel them, then close it", retry=True

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from rollmill.errors import BackpressureError
 from rollmill.models import CallStatus
+from rollmill_capture.apis.openai import without_details
 from rollmill_capture.errors import JSON, ApiError
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.model_config import EngineKind
@@ -35,9 +36,7 @@ from rollmill_capture.proxy.recorder import Call, CallResult, Recorder, RecordTo
 from rollmill_capture.proxy.response_stream import ResponseStream, StreamRelay, as_stream, make_relay
 from rollmill_capture.proxy.tokenization import LOOKED_UP, prompt_ids, sampled_text
 from rollmill_capture.upstream.client import BAD_GATEWAY, Upstream, UpstreamError, upstream_error
-from rollmill_capture.upstream.formats import ParsedReply
-from rollmill_capture.upstream.formats.chat import error_of
-from rollmill_capture.upstream.formats.strip_details import without_details
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply, error_of
 from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS
 
 AFTER_DONE_SECONDS = 1.0
@@ -120,11 +119,11 @@ class CallHandler:
             request, self._version = call.request, call.announced
             try:
                 async with self._upstream.chat(
-                    call.target, request.body, call.completion_id, request.wire.path, call.session_id
+                    call.target, request.body, call.completion_id, request.upstream_format.path, call.session_id
                 ) as response:
                     if response.status_code != OK:
                         body = await response.aread()
-                        return refused(request.answer, response.status_code, response.headers, body)
+                        return refused(request.formatter, response.status_code, response.headers, body)
                     if self._relay is None:
                         return self._read_body(await response.aread())
                     return await self._read_stream(response.aiter_bytes(), self._relay)
@@ -178,13 +177,13 @@ class CallHandler:
         if self._continues() and is_aborted(body):
             self._body = body
             return self._aborted(self._parsed())
-        parsed = request.wire.read_body(body, request.prompt_ids)
+        parsed = request.upstream_format.parse_body(body, request.prompt_ids)
         return self._whole_reply(parsed, raw, body) if parsed.complete else incomplete(parsed)
 
     def _whole_reply(self, parsed: ParsedReply, raw: bytes, body: Any) -> CallReply:
         request = self._call.request
-        streams, formatter = request.client_streams, request.answer
-        shown = as_stream(formatter.voice(), body) if streams else formatter.whole(raw, body)
+        streams, formatter = request.client_streams, request.formatter
+        shown = as_stream(formatter.stream_formatter(), body) if streams else formatter.format_body(raw, body)
         # The log's response has no details, whatever the client's has: they are in the record's arrays.
         kept = shown if request.strips_details else orjson.dumps(without_details(body))
         reply = shown if streams else Response(shown, OK, media_type=JSON)
@@ -213,7 +212,9 @@ class CallHandler:
 
     def _continues(self) -> bool:
         """Whether a reply that is broken off is continued, and not returned as it is."""
-        return self._call.request.wire is CHAT and self._upstream.pauses.continues(self._call.target.route.policy)
+        return self._call.request.upstream_format is CHAT and self._upstream.pauses.continues_aborted(
+            self._call.target.route.policy
+        )
 
     def _aborted(self, parsed: ParsedReply) -> CallReply | None:
         """The engine has broken the reply off: None where it goes on."""
@@ -255,7 +256,7 @@ class CallHandler:
         Without a count of the prompt's tokens to check them against, they are not worth a request.
         """
         call, result, parsed = self._call, reply.result, reply.result.parsed
-        if call.request.engine is not EngineKind.LLAMA_CPP or call.request.wire is not CHAT:
+        if call.request.engine is not EngineKind.LLAMA_CPP or call.request.upstream_format is not CHAT:
             return reply
         counted = parsed.usage is not None and parsed.usage[0] > 0
         sampled = any(choice.tokens for choice in parsed.choices)
@@ -269,7 +270,9 @@ class CallHandler:
         request = self._call.request
         if self._relay is not None:
             return self._relay.reading()
-        return ParsedReply() if self._body is None else request.wire.read_body(self._body, request.prompt_ids)
+        return (
+            ParsedReply() if self._body is None else request.upstream_format.parse_body(self._body, request.prompt_ids)
+        )
 
     async def _record_disconnect(self) -> None:
         """The client has left, and the call upstream is cancelled: keep what was sampled until then."""

@@ -10,8 +10,8 @@ import structlog
 from rollmill.models import CallKind, CallStatus, CompletionRecord, PolicyVersion, SampledChoice
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill_capture.model_config import Route, VersionSource
-from rollmill_capture.upstream.formats.parser_failures import EMPTY_ARGUMENTS, NOT_PARSED
-from rollmill_capture.upstream.model_routes import Target
+from rollmill_capture.upstream.client import Target
+from rollmill_capture.upstream.formats.parsed_reply import EMPTY_ARGUMENTS, NOT_PARSED
 
 MANY_AT_ZERO = 1000
 LAST_REPLIES = 100

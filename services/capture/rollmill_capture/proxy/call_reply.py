@@ -10,12 +10,11 @@ from starlette.responses import Response
 
 from rollmill.models import CallStatus
 from rollmill_capture.apis.api import ResponseFormatter
-from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
+from rollmill_capture.apis.openai import PassthroughFormatter
 from rollmill_capture.errors import JSON, ApiError, json_response
 from rollmill_capture.proxy.recorder import CallResult
 from rollmill_capture.upstream.client import BAD_GATEWAY, UpstreamError
-from rollmill_capture.upstream.formats import ParsedReply
-from rollmill_capture.upstream.formats.chat import error_of
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply, error_of
 
 OK = 200
 PASSED_ON = ("retry-after", "x-should-retry")
@@ -39,7 +38,7 @@ def refused(formatter: ResponseFormatter, status: int, headers: httpx.Headers, b
     hints = {name: headers[name] for name in PASSED_ON if name in headers}
     reply = Response(body, status, hints, headers.get("content-type", JSON))
     if not isinstance(formatter, PassthroughFormatter):
-        reply = json_response(formatter.shape.error(status, message), status, hints)
+        reply = json_response(formatter.error_format.error(status, message), status, hints)
     kept = body if isinstance(loaded, (dict, list)) and body[:1] in (b"{", b"[") else None
     return CallReply(CallResult(CallStatus.ERROR, http_status=status, error=message, response=kept), reply)
 

@@ -20,8 +20,8 @@ from rollmill_capture.model_config import Route
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError, ReasoningAndToolParser
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.sse import Comment, EventParser, ServerEvent
-from rollmill_capture.upstream.formats import ParsedReply
 from rollmill_capture.upstream.formats.chat import choices_of
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 ABORT = "abort"
@@ -141,7 +141,7 @@ class Continuation:
 
     def _check_continuable(self, parsed: ParsedReply) -> None:
         fields = self.upstream_request.fields
-        if self.upstream_request.wire is not CHAT or self.upstream_request.choices != 1:
+        if self.upstream_request.upstream_format is not CHAT or self.upstream_request.choices != 1:
             raise CannotContinueError("only a chat completion with one choice is continued")
         forbidden = [name for name in _FORBIDDEN if fields.get(name) not in _UNSET.get(name, (None, [], 0))]
         if forbidden:

@@ -33,11 +33,9 @@ from rollmill_capture.model_config import VersionSource
 from rollmill_capture.proxy.call_metrics import CallMetrics
 from rollmill_capture.proxy.record_size import fitting_bytes, skeleton
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
-from rollmill_capture.upstream.capabilities import Engines
-from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
-from rollmill_capture.upstream.formats.parsed_reply import LogProbs
-from rollmill_capture.upstream.formats.parser_failures import parser_failures
-from rollmill_capture.upstream.model_routes import Target
+from rollmill_capture.upstream.capabilities import EngineCapabilities
+from rollmill_capture.upstream.client import Target
+from rollmill_capture.upstream.formats.parsed_reply import LogProbs, ParsedChoice, ParsedReply, parser_failures
 
 
 class RecordTooLargeError(RollmillError):
@@ -81,7 +79,7 @@ class Recorder:
     announced: AnnouncedVersions
     clock: Clock
     metrics: Metrics
-    engines: Engines = field(default_factory=Engines)
+    engines: EngineCapabilities = field(default_factory=EngineCapabilities)
     """Learn from each reply what their engine can."""
     claims: ClaimCheck | None = None
     """Where large records are kept; None: in the log, made to fit."""
@@ -112,7 +110,7 @@ class Recorder:
         self._call_metrics.count(call.target, call.request.model, record)
         if result.status is CallStatus.OK:
             request = call.request
-            self.engines.observe(call.target, request.wire, result.parsed, streamed=request.engine_streams)
+            self.engines.observe(call.target, request.upstream_format, result.parsed, streamed=request.engine_streams)
         if value is None:
             raise RecordTooLargeError(f"the record of {call.completion_id} is over {COMPLETIONS.max_bytes} bytes")
 
@@ -222,4 +220,4 @@ def _untrainable_reason(call: Call, result: CallResult, choice: ParsedChoice) ->
         return result.status.value
     if not call.target.route.trainable:
         return "route_not_trainable"
-    return result.parsed.untrainable(choice)
+    return result.parsed.untrainable_reason(choice)

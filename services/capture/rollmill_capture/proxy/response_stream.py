@@ -16,13 +16,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rollmill_capture.apis.api import StreamFormatter
-from rollmill_capture.apis.chat_reply import replayed
+from rollmill_capture.apis.chat_reply import as_chunks
 from rollmill_capture.errors import EVENT_STREAM, OPENAI, ApiError, ErrorFormat
 from rollmill_capture.proxy.continuation import is_aborted, without_end
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.sse import Comment, EventParser, EventTooLargeError, ServerEvent
-from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
-from rollmill_capture.upstream.formats.stream import Assembler
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply, StreamAssembler
 
 SETTLED = "rollmill.settled"
 """Key of the request's scope: the reply is recorded and whole, so it may be sent again to a client that retries."""
@@ -121,7 +120,7 @@ class StreamRelay:
 
     def __init__(
         self,
-        assembler: Assembler,
+        assembler: StreamAssembler,
         voice: StreamFormatter,
         keep_alive: bytes,
         continues: Callable[[], bool] = lambda: False,
@@ -152,7 +151,7 @@ class StreamRelay:
     @property
     def held(self) -> bytes:
         """The end of a complete reply, to be sent once its record is acknowledged. To be asked for once."""
-        return b"".join(self._held) + self._voice.end()
+        return b"".join(self._held) + self._voice.format_end()
 
     def feed(self, chunk: bytes) -> bytes:
         """Frames to forward at once."""
@@ -165,7 +164,7 @@ class StreamRelay:
 
     def reading(self) -> ParsedReply:
         """The reply as far as the stream has come, taken as its end."""
-        return self._assembler.reading()
+        return self._assembler.parsed()
 
     def _take_event(self, event: ServerEvent | Comment) -> bytes:
         if self.over:
@@ -189,7 +188,7 @@ class StreamRelay:
         self._assembler.add(chunk)
         if self._assembler.failed:
             return b""
-        frames = self._voice.chunk(event, chunk)
+        frames = self._voice.format_chunk(event, chunk)
         if not self._assembler.finished:
             return frames
         self._held.append(frames)
@@ -198,11 +197,13 @@ class StreamRelay:
 
 def make_relay(request: UpstreamRequest, continues: Callable[[], bool] = lambda: False) -> StreamRelay:
     """The relay of a call that the engine streams. ``continues``: whether a reply that is broken off goes on."""
-    assembler = request.wire.assembler(request.choices, request.prompt_ids)
-    return StreamRelay(assembler, request.answer.voice(), request.answer.shape.keep_alive, continues)
+    assembler = request.upstream_format.assembler(request.choices, request.prompt_ids)
+    return StreamRelay(
+        assembler, request.formatter.stream_formatter(), request.formatter.error_format.keep_alive, continues
+    )
 
 
 def as_stream(voice: StreamFormatter, body: dict[str, Any]) -> bytes:
     """A whole chat answer, or completion, as the stream that the client asked for."""
-    frames = [voice.chunk(ServerEvent(orjson.dumps(chunk)), chunk) for chunk in replayed(body)]
-    return b"".join(frames) + voice.end()
+    frames = [voice.format_chunk(ServerEvent(orjson.dumps(chunk)), chunk) for chunk in as_chunks(body)]
+    return b"".join(frames) + voice.format_end()

@@ -13,10 +13,8 @@ import orjson
 
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
-from rollmill_capture.upstream.client import Upstream, UpstreamError
-from rollmill_capture.upstream.formats.logprobs import as_prompt
-from rollmill_capture.upstream.formats.parsed_reply import Ids
-from rollmill_capture.upstream.model_routes import Target
+from rollmill_capture.upstream.client import Target, Upstream, UpstreamError
+from rollmill_capture.upstream.formats.parsed_reply import Ids, as_prompt
 
 LOOKED_UP = {"prompt_ids_from": "tokenize"}
 """Metadata of a record with prompt ids that were asked for beside the call."""

@@ -11,13 +11,17 @@ import orjson
 from rollmill.models import SamplingParams
 from rollmill.topics import COMPLETIONS as COMPLETIONS_TOPIC
 from rollmill_capture.apis.api import ParsedRequest, ResponseFormatter
-from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
+from rollmill_capture.apis.openai import PassthroughFormatter, without_details
 from rollmill_capture.model_config import EngineKind
-from rollmill_capture.upstream.formats.logprobs import as_prompt
-from rollmill_capture.upstream.formats.parsed_reply import Ids
-from rollmill_capture.upstream.formats.strip_details import without_details
-from rollmill_capture.upstream.formats.token_id_request import Capability, ask
-from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS, GENERATE, TOKENS, UpstreamFormat
+from rollmill_capture.upstream.capabilities import Capability, request_token_ids
+from rollmill_capture.upstream.formats.parsed_reply import Ids, as_prompt
+from rollmill_capture.upstream.formats.upstream_format import (
+    CHAT,
+    COMPLETIONS,
+    SGLANG_GENERATE,
+    VLLM_GENERATE,
+    UpstreamFormat,
+)
 
 USAGE = "include_usage"
 CACHE_SALT = "cache_salt"
@@ -41,8 +45,8 @@ class UpstreamRequest:
     """What is sent upstream, as an object."""
     model: str | None
     """The client's name of it."""
-    wire: UpstreamFormat
-    answer: ResponseFormatter
+    upstream_format: UpstreamFormat
+    formatter: ResponseFormatter
     client_streams: bool
     """The client reads a stream."""
     engine_streams: bool
@@ -85,7 +89,7 @@ class UpstreamRequest:
     @property
     def strips_details(self) -> bool:
         """The client's whole answer is the engine's without ids and log-probs: just what the record keeps of it."""
-        formatter = self.answer
+        formatter = self.formatter
         stripped = isinstance(formatter, PassthroughFormatter) and formatter.strip is without_details
         return stripped and not self.client_streams
 
@@ -93,7 +97,11 @@ class UpstreamRequest:
     def _sampling_fields(self) -> Mapping[str, Any]:
         """Where the request says how to sample: the native routes have an object for it, other routes read none."""
         inner = self.fields.get("sampling_params")
-        return inner if self.wire in (GENERATE, TOKENS) and isinstance(inner, dict) else self.fields
+        return (
+            inner
+            if self.upstream_format in (SGLANG_GENERATE, VLLM_GENERATE) and isinstance(inner, dict)
+            else self.fields
+        )
 
 
 def prepare(
@@ -107,12 +115,12 @@ def prepare(
     """The request that goes upstream. ``model``: the upstream's name for it, where it has another; ``defaults``: fields
     that are added where the client's request lacks them.
     """
-    fields, added, changed = ask(capability.kind, parsed.wire, parsed.fields)
+    fields, added, changed = request_token_ids(capability.kind, parsed.upstream_format, parsed.fields)
     for field, value in (defaults or {}).items():
         if fields.get(field) is None:
             added += [field] if field not in fields else []
             fields = {**fields, field: value}
-    engine_streams = parsed.stream and capability.streams(parsed.wire, fields)
+    engine_streams = parsed.stream and capability.streams(parsed.upstream_format, fields)
     if parsed.stream:
         fields, changed = _stream_options(parsed, fields, added, changed, engine_streams=engine_streams)
     name = parsed.fields.get("model")
@@ -125,8 +133,8 @@ def prepare(
         added=tuple(added),
         fields=fields,
         model=name if isinstance(name, str) else None,
-        wire=parsed.wire,
-        answer=parsed.answer,
+        upstream_format=parsed.upstream_format,
+        formatter=parsed.formatter,
         client_streams=parsed.stream,
         engine_streams=engine_streams,
         choices=parsed.choices,
@@ -138,7 +146,7 @@ def prepare(
 
 def _given_prompt_ids(parsed: ParsedRequest, engine: EngineKind) -> Ids | None:
     """The prompt as the request gives it in ids; SGLang's chat takes them beside the messages."""
-    if parsed.wire is CHAT and engine is EngineKind.SGLANG:
+    if parsed.upstream_format is CHAT and engine is EngineKind.SGLANG:
         return as_prompt(parsed.fields.get("input_ids"))
     return parsed.prompt_ids
 
@@ -150,7 +158,7 @@ def _stream_options(
     if not engine_streams:
         return {**{name: value for name, value in fields.items() if name != "stream_options"}, "stream": False}, True
     options = fields.get("stream_options") or {}
-    if parsed.wire not in (CHAT, COMPLETIONS) or options.get(USAGE) is True:
+    if parsed.upstream_format not in (CHAT, COMPLETIONS) or options.get(USAGE) is True:
         return fields, changed
     if "stream_options" not in fields:
         added.append("stream_options")

@@ -20,9 +20,9 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.http.server import BACKLOG, serve
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, make_client
@@ -68,7 +68,7 @@ class SlowEngine:
 
 
 @asynccontextmanager
-async def capture(engine: SlowEngine, sink: MemoryEventWriter) -> AsyncIterator[int]:
+async def capture(engine: SlowEngine, event_writer: MemoryEventWriter) -> AsyncIterator[int]:
     """Capture behind a real server, with the client for upstreams that it has in production."""
     settings = CaptureSettings(upstream=engine.url, probe=False)
     table = SessionTable()
@@ -84,7 +84,7 @@ async def capture(engine: SlowEngine, sink: MemoryEventWriter) -> AsyncIterator[
                     sessions=table,
                     position=CaughtUp(),
                     announced=AnnouncedVersions(),
-                    sink=sink,
+                    event_writer=event_writer,
                     upstream=Upstream(client),
                     clock=ManualClock(),
                     metrics=Metrics("capture"),
@@ -97,10 +97,10 @@ async def capture(engine: SlowEngine, sink: MemoryEventWriter) -> AsyncIterator[
 
 
 async def test_a_thousand_calls_wait_for_a_slow_and_silent_engine_and_none_fails_or_is_made_twice() -> None:
-    sink = MemoryEventWriter()
+    event_writer = MemoryEventWriter()
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         engine = SlowEngine(listener)
-        async with asyncio.timeout(WAIT), capture(engine, sink) as port:
+        async with asyncio.timeout(WAIT), capture(engine, event_writer) as port:
             calls = [asyncio.create_task(_call(port, number)) for number in range(CALLS)]
             await _lag(seconds=2.0)
             async with engine.accepting():
@@ -111,7 +111,7 @@ async def test_a_thousand_calls_wait_for_a_slow_and_silent_engine_and_none_fails
                 replies = await asyncio.gather(*calls)
     assert Counter(replies) == {"It is 4.": CALLS}
     assert len(engine.asked) == len(set(engine.asked)) == CALLS
-    records = [record for record in sink.of(COMPLETIONS) if isinstance(record, CompletionRecord)]
+    records = [record for record in event_writer.of(COMPLETIONS) if isinstance(record, CompletionRecord)]
     assert Counter(record.status for record in records) == {CallStatus.OK: CALLS}
     assert len({record.session_id for record in records}) == CALLS
 

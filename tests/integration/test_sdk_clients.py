@@ -36,13 +36,13 @@ from rollmill.testing.topic_log import read, read_all, running
 from rollmill.topics import BUILT, COMPLETIONS
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.http.server import serve
-from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.model_config import EngineKind, Route
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
 # Google's client takes aiohttp where that is installed, in a way that aiohttp warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
@@ -69,12 +69,12 @@ TOOL = ("get_weather", "The temperature now.", SCHEMA)
 @dataclass(frozen=True)
 class Capture:
     url: str
-    sink: MemoryEventWriter
+    event_writer: MemoryEventWriter
     engine: CannedServer
 
     @property
     def records(self) -> list[CompletionRecord]:
-        return self.sink.of(COMPLETIONS)
+        return self.event_writer.of(COMPLETIONS)
 
 
 @asynccontextmanager
@@ -84,7 +84,7 @@ async def running_capture(engine: ScriptedEngine, route: Route | None = None) ->
         async with asyncio.timeout(WAIT), canned_server(engine.answer) as upstream:
             settings = CaptureSettings(upstream=upstream.url, default_route=route or Route())
             async with make_client(settings) as http:
-                sink, stop, sessions = MemoryEventWriter(), asyncio.Event(), SessionTable()
+                event_writer, stop, sessions = MemoryEventWriter(), asyncio.Event(), SessionTable()
                 opened = SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0)
                 sessions.apply(opened)
                 parts = CaptureParts(
@@ -92,13 +92,13 @@ async def running_capture(engine: ScriptedEngine, route: Route | None = None) ->
                     sessions=sessions,
                     position=CaughtUp(),
                     announced=AnnouncedVersions(),
-                    sink=sink,
+                    event_writer=event_writer,
                     upstream=Upstream(http),
                     clock=ManualClock(),
                     metrics=Metrics("capture"),
                 )
                 serving = asyncio.create_task(serve(assemble(parts), listener, settings, stop))
-                yield Capture(f"http://127.0.0.1:{listener.getsockname()[1]}", sink, upstream)
+                yield Capture(f"http://127.0.0.1:{listener.getsockname()[1]}", event_writer, upstream)
                 stop.set()
                 await serving
 

@@ -29,10 +29,10 @@ from rollmill.topics import COMPLETIONS, EVALUATIONS
 from rollmill.trainer.policy.capture_client import Captures
 from rollmill.trainer.policy.capture_client import CaptureUnreachableError as TrainerCaptureError
 from rollmill_capture.admission import Admission, AdmissionLimits
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.auth import digest_of
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
+from rollmill_capture.http.requests import digest_of
 from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
@@ -43,11 +43,11 @@ WAIT = 30.0
 @dataclass
 class Capture:
     url: str = ""
-    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
 
     @property
     def events(self) -> list[Any]:
-        return self.sink.of(COMPLETIONS)
+        return self.event_writer.of(COMPLETIONS)
 
     @property
     def opened(self) -> SessionOpened:
@@ -70,7 +70,7 @@ async def capture(settings: CaptureSettings) -> AsyncIterator[Capture]:
     made, announced, stop = Capture(), AnnouncedVersions(), asyncio.Event()
     table, clock = SessionTable(), SystemClock()
     admission = Admission({"policy": AdmissionLimits(max_staleness=0, per_version=2)}, announced.newest)
-    table.watch = lambda entry: admission.see(entry, clock.now())
+    table.on_change = lambda entry: admission.observe(entry, clock.now())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         public = settings.model_copy(update={"public_url": f"http://127.0.0.1:{port}"})
@@ -80,7 +80,7 @@ async def capture(settings: CaptureSettings) -> AsyncIterator[Capture]:
                 sessions=table,
                 position=CaughtUp(),
                 announced=announced,
-                sink=made.sink,
+                event_writer=made.event_writer,
                 upstream=Upstream(httpx.AsyncClient()),
                 clock=clock,
                 metrics=Metrics("capture"),
@@ -243,7 +243,7 @@ async def test_a_reward_from_outside_is_an_evaluation_and_may_be_said_again(capt
         sys.executable, "-m", "rollmill.cli", "reward", session.id, "1.0", *options, stdout=PIPE
     )
     shown, _ = await asyncio.wait_for(process.communicate(), WAIT)
-    first, again, revised = capture.sink.of(EVALUATIONS)
+    first, again, revised = capture.event_writer.of(EVALUATIONS)
     assert names == [first.evaluation_id, again.evaluation_id]
     assert len(set(names)) == 1
     assert shown.decode().strip() == revised.evaluation_id

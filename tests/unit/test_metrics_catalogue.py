@@ -19,8 +19,8 @@ from rollmill.runtime.telemetry.catalogue import CATALOGUE, COMPONENTS, Kind, Me
 from rollmill.runtime.telemetry.metrics import MOST_SERIES, Metrics, UndeclaredMetricError
 from rollmill_batcher.groups.group import CLOSED
 from rollmill_batcher.steps.cut_metrics import LARGEST_STALENESS, LENGTH_BOUNDS
-from rollmill_capture.upstream.formats.parser_failures import EMPTY_ARGUMENTS, NOT_PARSED
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
+from rollmill_capture.model_config import EngineKind
+from rollmill_capture.upstream.formats.parsed_reply import EMPTY_ARGUMENTS, NOT_PARSED
 from rollmill_evaluator.settings import EvaluatorSettings
 from rollmill_evaluator.worker import begin_counting
 

@@ -8,16 +8,24 @@
   ``completions`` the sessions' events and a record of each call, failed ones too; to topic ``sessions`` an entry when
   a session opens or closes; to the client, the engine's reply without what it did not ask for.
 - State: the tables in memory, read whole at every start; the spool on the disk, for what Kafka does not take now; the
-  calls in flight; replies for clients that retry, what is remembered of replies and known of engines, which a restart
+  calls in flight; replies for clients that retry, the cache of replies and what is known of engines, which a restart
   may forget.
-- Crash: the calls in flight end without their end: the end of a reply is held until its record is acknowledged, so
-  what a client saw end normally is in the log (rule S4), or in the spool, which the next start sends first (S5).
+- Crash: the calls in flight are cut off: the end of a reply is held back until its record is acknowledged, so what a
+  client saw end normally is in the log (rule S4), or in the spool, which the next start sends first (rule S5).
   Sessions stay open and go on at any replica.
 
-The floors inside: ``app`` and ``server`` wire; ``surface`` says which path is which API; ``handlers``, ``call_api``,
-``session_api``, ``admin_api``, ``lookups`` and ``desk`` speak HTTP, with ``fence`` in front of the calls; ``exchange``
-runs one call with ``upstream`` (``places``, ``pause``, ``lanes``, ``wire``), ``client`` and ``recorder``, which writes
-through ``sink`` to ``log`` or ``spool``; ``probe`` fills ``capabilities``; the rest is pure: ``auth``, ``admission``,
-``continuation``, ``engines`` (one module per wire format), ``apis``
-(one or two per API), ``sse``, ``relay``, ``served``, ``records``, ``versions``, ``routes``, ``opening``, ``sessions``.
+The packages, each of which imports only those below it (import-linter checks it):
+
+- ``app``: settings to tables, writers, background tasks and server; the only module that starts anything.
+- ``http``: routes, sessions, rewards, administration, idempotency; what a request is before it is a call.
+- ``proxy``: one call, from the prepared request to the acknowledged record.
+- ``apis``: the APIs of clients: their requests in the engine's format, the engine's replies in theirs.
+- ``upstream``: the engines: client, replicas, probe; ``upstream.formats`` reads ids and log-probs from their replies.
+- ``coordination``: what all replicas agree on by the topic ``sessions``, and the policies' versions and pauses.
+- ``event_log``: Kafka's producer, and the spool for what Kafka does not take now.
+- ``settings``, ``model_config``, ``admission``, ``errors``, ``sse``: configuration and pure helpers of all of them.
+
+A chat call goes ``http.application`` (route), ``http.idempotency``, ``http.model_calls`` (session, request),
+``proxy.call_handler`` (the course of the call), ``upstream.client`` (the engine), ``proxy.recorder`` (its record),
+``event_log.event_writer`` (Kafka or the spool); ``tests/contract/test_call_path.py`` counts the files on this way.
 """

@@ -10,8 +10,8 @@ counted from what is known to wait: accepted = version * per_version + waiting. 
 version 100 that is the right capacity, and what was excluded makes room like what was trained.
 
 ``running``: slots of groups with a session open; a group holds all its slots from its first session on, each until its
-session closes, expires or passes its deadline. ``waiting``: closed sessions whose sampled tokens have not all found
-their end, by the topic ``outcomes``, read from its end at the start: what closed before a restart is not waited for.
+session closes, expires or passes its deadline. ``waiting``: closed sessions with sampled tokens that have no
+disposition yet, by the topic ``outcomes``, read from its end at the start: what closed before a restart is not counted.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from rollmill.models import (
 
 RETRY_SECONDS = 5.0
 UNSEEN_SECONDS = 60.0
-"""A closed session of which no tokens are heard for this long had none."""
-MOST_EARLY = 10_000
-"""Sessions outside of groups whose tokens are remembered."""
+"""A closed session without a report of its tokens for this long had none."""
+MOST_UNASSIGNED = 10_000
+"""Sessions outside of groups with tokens that are remembered."""
 
 
 class AdmissionLimits(BaseModel):
@@ -64,10 +64,10 @@ def capacity(limits: AdmissionLimits, *, version: int, accepted: int, running: i
 
 @dataclass
 class _Tokens:
-    """Of one session: sampled, and with an end."""
+    """Of one session: sampled, and with a final disposition."""
 
     captured: int = 0
-    ended: int = 0
+    disposed: int = 0
 
 
 @dataclass
@@ -99,8 +99,8 @@ class Admission:
         self._groups: dict[tuple[str, str], _Group] = {}
         self._tokens: dict[str, _Tokens] = {}
         """Of members of groups."""
-        self._early: dict[str, _Tokens] = {}
-        """Of sessions that are no members, or not known to be: an outcome may be read before its session is."""
+        self._unassigned: dict[str, _Tokens] = {}
+        """Of sessions that are no members, or not known to be: a disposition may be read before its session is."""
 
     def admit(self, session_id: str, spec: SessionSpec, now: float) -> None:
         """Keep the slots of the session's group. Raises NoCapacityError."""
@@ -121,7 +121,7 @@ class Admission:
             )
         self._groups.setdefault(_name(session_id, spec), _Group(spec.group_size, now + spec.deadline_seconds))
 
-    def counts(self, spec: SessionSpec) -> bool:
+    def is_limited(self, spec: SessionSpec) -> bool:
         """Whether sessions like this are limited at all."""
         return self._limits_of(spec) is not None
 
@@ -131,13 +131,13 @@ class Admission:
         if group is not None and not group.members:
             del self._groups[_name(session_id, spec)]
 
-    def see(self, entry: SessionEntry, now: float) -> None:
+    def observe(self, entry: SessionEntry, now: float) -> None:
         """A session opened or closed, here or at another replica."""
         if self._limits_of(entry.spec) is None:
             return
         name, deadline = _name(entry.session_id, entry.spec), entry.opened_at + entry.spec.deadline_seconds
         if entry.state is SessionState.OPEN:
-            self._tokens.setdefault(entry.session_id, self._early.pop(entry.session_id, _Tokens()))
+            self._tokens.setdefault(entry.session_id, self._unassigned.pop(entry.session_id, _Tokens()))
             group = self._groups.setdefault(name, _Group(entry.spec.group_size, deadline))
             group.closed.pop(entry.session_id, None)
             group.open[entry.session_id] = deadline
@@ -145,31 +145,31 @@ class Admission:
             self._groups[name].open.pop(entry.session_id, None)
             self._groups[name].closed[entry.session_id] = now
 
-    def hear(self, outcome: TokenDisposition) -> None:
-        """What became of some sampled tokens."""
+    def count_tokens(self, outcome: TokenDisposition) -> None:
+        """Count sampled tokens, or their final disposition."""
         if not self._groups or outcome.disposition is Disposition.REOPENED:
             return
         tokens = self._tokens.get(outcome.session_id) or self._tokens_before(outcome.session_id)
         if outcome.disposition is Disposition.CAPTURED:
             tokens.captured += outcome.tokens
         else:
-            tokens.ended += outcome.tokens
+            tokens.disposed += outcome.tokens
 
     def _tokens_before(self, session_id: str) -> _Tokens:
         """Of a session that is not known to be a member; the longest kept go first."""
-        tokens = self._early.setdefault(session_id, _Tokens())
-        if len(self._early) > MOST_EARLY:
-            del self._early[next(iter(self._early))]
+        tokens = self._unassigned.setdefault(session_id, _Tokens())
+        if len(self._unassigned) > MOST_UNASSIGNED:
+            del self._unassigned[next(iter(self._unassigned))]
         return tokens
 
-    def start(self) -> None:
+    def mark_caught_up(self) -> None:
         """Everything that was written before is seen: what closed then is not waited for."""
         for group in self._groups.values():
             group.closed = dict.fromkeys(group.closed, float("-inf"))
 
     def capacity(self, policy: str, now: float) -> int:
         """Trajectories of the policy that may start now."""
-        self.tidy(now)
+        self.forget_ended(now)
         limits, version = self._limits[policy], self._newest(policy).version
         groups = [group for (owner, _), group in self._groups.items() if owner == policy]
         waiting = sum(self._waits(session, group.closed[session], now) for group in groups for session in group.closed)
@@ -187,12 +187,12 @@ class Admission:
 
     def _waits(self, session_id: str, closed_at: float, now: float) -> bool:
         tokens = self._tokens.get(session_id)
-        if tokens is None or not (tokens.captured or tokens.ended):
+        if tokens is None or not (tokens.captured or tokens.disposed):
             return now - closed_at < UNSEEN_SECONDS
-        return tokens.ended < tokens.captured
+        return tokens.disposed < tokens.captured
 
-    def tidy(self, now: float) -> None:
-        """Forget groups that hold nothing any more."""
+    def forget_ended(self, now: float) -> None:
+        """Forget groups with nothing running or waiting."""
         for name, group in list(self._groups.items()):
             waits = any(self._waits(session, at, now) for session, at in group.closed.items())
             if not waits and not group.running(now):

@@ -1,4 +1,4 @@
-"""Answers of capture's own, in the shape that the caller's API has for them; OpenAI's where it is no API's."""
+"""Errors for clients, in the format of the caller's API; in OpenAI's where the path is of no API."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TYPES = {400: "invalid_request_error", 404: "not_found_error", 409: "conflict_e
 
 
 class ErrorFormat(Protocol):
-    """How one API says what is no reply."""
+    """How one API writes an error."""
 
     @property
     def keep_alive(self) -> bytes:
-        """What keeps a silent stream alive; empty: its stock client bears nothing of the kind."""
+        """What keeps a silent stream alive; empty: its stock client accepts nothing of the kind."""
         ...
 
     def error(self, status: int, message: str, param: str | None = None) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class ErrorFormat(Protocol):
         ...
 
     def frame(self, status: int, message: str) -> bytes:
-        """The frame that tells a stream's reader that the reply is not whole; stock clients raise on it."""
+        """The frame that ends a stream without a whole reply; stock clients raise on it."""
         ...
 
 

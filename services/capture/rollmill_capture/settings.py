@@ -1,82 +1,20 @@
-"""Settings of capture, from ``ROLLMILL_*`` environment variables; the reason stands under each field."""
+"""Settings of capture, from ``ROLLMILL_*`` environment variables; each field has its reason below it."""
 
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    PositiveInt,
-    SecretStr,
-    TypeAdapter,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveInt, SecretStr, TypeAdapter, field_validator, model_validator
 
 from rollmill.errors import ConfigurationError
-from rollmill.models import CallKind, Identifier, PolicyVersion
 from rollmill.settings import ServiceSettings
 from rollmill_capture.admission import AdmissionLimits
-from rollmill_capture.auth import Keys
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
+from rollmill_capture.model_config import Route
 
 DIGEST = r"^[0-9a-fA-F]{64}$"
-
-
-class VersionSource(StrEnum):
-    """``engine``: the reply says it (where it does not, as announced); ``announced``: the topic ``policies``, before
-    and after the call; ``fixed``: one version for ever, for models that are not being trained.
-    """
-
-    ENGINE = "engine"
-    ANNOUNCED = "announced"
-    FIXED = "fixed"
-
-
-NativeApi = Literal["responses", "messages"]
-
-
-class Route(BaseModel):
-    """Where calls for one model name go, and what they count as (rule A8)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    upstream: str | None = None
-    """Base URL without ``/v1``; None: the setting ``upstream``."""
-    replicas: tuple[str, ...] = ()
-    """Base URLs of further engines with the same model; a session stays with one of them as long as it is well."""
-    model: str | None = None
-    """The upstream's own name of the model; None: as the client says."""
-    policy: Identifier = "policy"
-    version_source: VersionSource = VersionSource.ENGINE
-    version: PolicyVersion = PolicyVersion()
-    """For ``fixed``."""
-    trainable: bool = True
-    kind: CallKind = CallKind.AGENT
-    """Of calls without the header ``x-rollmill-call``: ``aux`` for a model that judges or makes titles."""
-    api_key: SecretStr | None = None
-    """Bearer token for the upstream; None: the setting ``upstream_api_key``."""
-    logprobs_mode: Literal["raw", "processed"] | None = None
-    """Whether the engine's log-probs are taken before or after temperature and filters; None: unknown."""
-    engine: EngineKind = EngineKind.AUTO
-    """What the upstream is; ``auto``: a probe finds out."""
-    native: tuple[NativeApi, ...] = ()
-    """APIs that the upstream speaks itself and that are passed on to it as they are; such replies have no ids and are
-    not trained. Others than chat completions are otherwise translated to them."""
-    defaults: dict[str, JsonValue] = Field(default_factory=dict)
-    """Fields for requests that do not say them, e.g. ``temperature``: an engine's own defaults are in no record."""
-    cache_salt: bool = False
-    """Send the policy's version as `cache_salt` (vLLM), so that no call reads keys and values that older weights have
-    computed, at the price of a cold prefix cache after each update."""
-    fingerprint: str | None = None
-    """Digest of tokenizer, chat template and model, where the operator knows it (rule A10)."""
 
 
 class CaptureSettings(ServiceSettings):
@@ -87,7 +25,7 @@ class CaptureSettings(ServiceSettings):
     api_keys_file: Path | None = None
     """The same as a file of JSON, read at start; its tenants win."""
     admin_key_sha256: str | None = Field(default=None, pattern=DIGEST)
-    """SHA-256 (hex) of the key for ``/admin``; None: where keys are asked for, nobody may."""
+    """SHA-256 (hex) of the key for ``/admin``; None: where keys are required, ``/admin`` is closed."""
     public_url: str | None = None
     """What agents reach capture by; None: from ``host`` and ``port``."""
     upstream: str = "http://127.0.0.1:8000"
@@ -96,11 +34,11 @@ class CaptureSettings(ServiceSettings):
     default_route: Route = Route()
     """For every model name that ``routes`` does not list."""
     routes: dict[str, Route] = Field(default_factory=dict)
-    """Model name, as the client says it, to its route."""
+    """Model name, as clients send it, to its route."""
     connect_seconds: float = Field(default=30.0, gt=0)
     """Engines under load are slow to accept."""
     read_seconds: float = Field(default=900.0, gt=0)
-    """Longest silence of an engine: a long prompt in a full queue says nothing for minutes."""
+    """Longest silence of an engine: a long prompt in a full queue is silent for minutes."""
     backoff_seconds: float = Field(default=30.0, gt=0)
     """Longest rest that a busy upstream (429, 503) is given; calls wait for its end, where there is no other one."""
     connections: PositiveInt = 4096
@@ -123,7 +61,7 @@ class CaptureSettings(ServiceSettings):
     close_seconds: float = Field(default=30.0, gt=0)
     """How long closing a session waits for its calls in flight."""
     keep_alive_seconds: float = Field(default=15.0, gt=0)
-    """A client that waits for a stream hears something that often, while the engine is silent."""
+    """A client that waits for a stream gets something that often, while the engine is silent."""
     probe: bool = True
     """Find out at the start what the upstreams can, by their list of models and one sampled token."""
     admission: dict[str, AdmissionLimits] = Field(default_factory=dict)
@@ -141,9 +79,9 @@ class CaptureSettings(ServiceSettings):
     """How long an unknown session is looked for before 404 (rule S3)."""
 
     @property
-    def keys(self) -> Keys:
-        """The keys that are accepted. Raises ConfigurationError where the file cannot be read."""
-        return Keys({**self.api_keys, **_read_keys(self.api_keys_file)}, self.admin_key_sha256)
+    def key_digests(self) -> dict[str, str]:
+        """Tenant to the digest of its key, those of the file too. Raises ConfigurationError: it cannot be read."""
+        return {**self.api_keys, **_read_keys(self.api_keys_file)}
 
     @property
     def public(self) -> str:

@@ -3,17 +3,21 @@
 One file per topic or part: `completion`, `session`, `specs` (what a session asks for), `trajectory`, `evaluation`,
 `batch`, `versions` (of policies), `token_accounting`, `dead_letter`, `extras`, `arrays`, `base`. Imports: nothing.
 
-Frozen pydantic models; token arrays are numpy arrays (`rollmill.models.arrays`). Nothing here does I/O.
+Frozen pydantic models; token arrays are numpy arrays (`rollmill.models.base`). Nothing here does I/O.
 """
 
-from rollmill.models.arrays import JsonBytes, LogProbs, LossMask, TokenIds, Values
 from rollmill.models.base import (
     LARGEST_REWARD,
     EventTime,
     FiniteFloat,
     Identifier,
+    JsonBytes,
+    LogProbs,
+    LossMask,
     Record,
     Reward,
+    TokenIds,
+    Values,
     dump_json,
     is_identifier,
 )

@@ -8,8 +8,17 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from rollmill.models.arrays import JsonBytes, LogProbs, TokenIds
-from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
+from rollmill.models.base import (
+    EventTime,
+    FiniteFloat,
+    Identifier,
+    JsonBytes,
+    LogProbs,
+    NonNegativeInt,
+    PositiveInt,
+    Record,
+    TokenIds,
+)
 from rollmill.models.specs import SessionSpec
 from rollmill.models.versions import PolicySpan, VersionRun, VersionRuns, total_length
 

@@ -11,7 +11,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from rollmill.models.arrays import PackedArray
+from rollmill.models.base import PackedArray
 
 DTYPES = ("float32", "int32", "int16", "uint8")
 PLAIN = PackedArray("float32")

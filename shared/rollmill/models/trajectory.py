@@ -10,8 +10,19 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from rollmill.models.arrays import JsonBytes, LogProbs, LossMask, TokenIds, Values
-from rollmill.models.base import EventTime, FiniteFloat, Identifier, NonNegativeInt, PositiveInt, Record
+from rollmill.models.base import (
+    EventTime,
+    FiniteFloat,
+    Identifier,
+    JsonBytes,
+    LogProbs,
+    LossMask,
+    NonNegativeInt,
+    PositiveInt,
+    Record,
+    TokenIds,
+    Values,
+)
 from rollmill.models.completion import SessionStatus
 from rollmill.models.extras import Extra
 from rollmill.models.specs import SessionSpec

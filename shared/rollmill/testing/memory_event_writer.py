@@ -57,7 +57,7 @@ class MemoryEventWriter:
         if self.doubt is not None:
             raise self.doubt
 
-    async def tell(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
+    async def append_best_effort(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
         """Keep a record as ``append`` does; a tombstone, its headers with it, among ``erased``."""
         if value is not None:
             await self.append(topic, key, value)
@@ -67,7 +67,7 @@ class MemoryEventWriter:
             self.erased.append((topic, key, headers))
 
     @contextmanager
-    def room(self, size: int) -> Iterator[None]:
+    def reserve_space(self, size: int) -> Iterator[None]:
         """Place for a record of ``size`` bytes; raises ``full`` where that is set."""
         if self.full is not None:
             raise self.full

@@ -48,11 +48,11 @@ class Gate:
 
     def see(self, session: str, state: SessionState, spec: SessionSpec) -> None:
         entry = SessionEntry(session_id=session, state=state, spec=spec, opened_at=self.now)
-        self.admission.see(entry, self.now)
+        self.admission.observe(entry, self.now)
 
     def hear(self, session: str, disposition: Disposition, tokens: int = 10) -> None:
         units = (TokenRange(completion_id="c", choice=0, start=0, stop=tokens, version=PolicyVersion()),)
-        self.admission.hear(outcome(disposition, stage="x", session_id=session, attempt=1, units=units))
+        self.admission.count_tokens(outcome(disposition, stage="x", session_id=session, attempt=1, units=units))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_at_a_restart_open_sessions_count_and_closed_ones_do_not() -> None:
         gate.open(f"s{number}")
     for number in range(2):
         gate.close(f"s{number}", tokens=0)
-    gate.admission.start()
+    gate.admission.mark_caught_up()
     assert gate.room == 22
 
 
@@ -206,12 +206,12 @@ def test_the_loop_does_not_run_dry() -> None:
 
 
 def test_tokens_of_sessions_outside_of_groups_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmill_capture.admission.MOST_EARLY", 10)
+    monkeypatch.setattr("rollmill_capture.admission.MOST_UNASSIGNED", 10)
     gate = Gate()
     gate.open("s1")
     for number in range(100):
         gate.hear(f"eval-{number}", Disposition.CAPTURED)
-    assert len(gate.admission._early) == 10
+    assert len(gate.admission._unassigned) == 10
     assert list(gate.admission._tokens) == ["s1"]
 
 

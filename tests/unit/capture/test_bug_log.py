@@ -36,13 +36,13 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
+from rollmill_capture.model_config import EngineKind, Route
 from rollmill_capture.proxy.reasoning_parser import read_text
-from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 WAIT = 5.0
@@ -58,7 +58,7 @@ class Rig:
 
     answer: Answer
     settings: CaptureSettings = field(default_factory=CaptureSettings)
-    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     metrics: Metrics = field(default_factory=lambda: Metrics("capture"))
     asked: list[bytes] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class Rig:
                 sessions=sessions,
                 position=CaughtUp(),
                 announced=AnnouncedVersions(),
-                sink=self.sink,
+                event_writer=self.event_writer,
                 upstream=Upstream(httpx.AsyncClient(transport=httpx.MockTransport(self._answer))),
                 clock=ManualClock(),
                 metrics=self.metrics,
@@ -90,7 +90,7 @@ class Rig:
 
     @property
     def records(self) -> list[CompletionRecord]:
-        return self.sink.of(COMPLETIONS)
+        return self.event_writer.of(COMPLETIONS)
 
     @property
     def served(self) -> dict[str, Any]:

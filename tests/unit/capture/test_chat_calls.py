@@ -27,11 +27,12 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
-from rollmill_capture.settings import CaptureSettings, Route, VersionSource
+from rollmill_capture.http.application import CaptureParts, assemble
+from rollmill_capture.model_config import Route, VersionSource
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
@@ -47,7 +48,7 @@ class Rig:
 
     answer: Callable[[httpx.Request], httpx.Response]
     settings: CaptureSettings = field(default_factory=lambda: CaptureSettings(upstream="http://engine/v1"))
-    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     announced: AnnouncedVersions = field(default_factory=AnnouncedVersions)
     asked: list[httpx.Request] = field(default_factory=list)
     sessions: SessionTable = field(default_factory=SessionTable)
@@ -61,7 +62,7 @@ class Rig:
                 sessions=self.sessions,
                 position=CaughtUp(),
                 announced=self.announced,
-                sink=self.sink,
+                event_writer=self.event_writer,
                 upstream=Upstream(client),
                 clock=ManualClock(),
                 metrics=Metrics("capture"),
@@ -77,7 +78,7 @@ class Rig:
 
     @property
     def records(self) -> list[CompletionRecord]:
-        return self.sink.of(COMPLETIONS)
+        return self.event_writer.of(COMPLETIONS)
 
     @property
     def served(self) -> dict[str, Any]:
@@ -197,15 +198,15 @@ async def test_a_stream_gives_the_same_record_as_a_whole_reply() -> None:
 async def test_frames_pass_at_once_and_the_end_waits_for_the_acknowledgement() -> None:
     body = Pieces(frames("vllm_chat_stream_basic.sse"))
     rig = Rig(streams(body))
-    rig.sink.open.clear()
+    rig.event_writer.open.clear()
     async with rig.call(STREAM) as call, asyncio.timeout(WAIT):
         first = await call.piece()
         assert first is not None
-        await rig.sink.asked.wait()
+        await rig.event_writer.asked.wait()
         seen = first + b"".join([await call.piece() or b"" for _ in range(2)])
         assert b'"finish_reason":"stop"' not in seen
         assert rig.records == []
-        rig.sink.open.set()
+        rig.event_writer.open.set()
         rest = await call.rest()
     assert b'"finish_reason":"stop"' in rest
     assert rest.endswith(b"data: [DONE]\n\n")
@@ -225,7 +226,7 @@ async def test_a_frame_reaches_the_client_before_the_engine_sends_the_next() -> 
 async def test_a_reply_that_the_log_did_not_take_never_ends_normally(body: dict[str, Any]) -> None:
     name = "vllm_chat_stream_basic.sse" if "stream" in body else "vllm_chat_nonstream_token_ids.json"
     rig = Rig(plays(name))
-    rig.sink.failure = NotAcknowledgedError("no answer")
+    rig.event_writer.failure = NotAcknowledgedError("no answer")
     async with rig.call(body) as call, asyncio.timeout(WAIT):
         text = await call.rest()
     assert b"was not recorded" in text
@@ -341,11 +342,11 @@ async def test_a_client_that_leaves_cancels_the_engines_call_and_its_part_is_rec
 
 async def test_a_client_that_leaves_while_its_record_is_under_way_changes_nothing() -> None:
     rig = Rig(plays("vllm_chat_stream_basic.sse"))
-    rig.sink.open.clear()
+    rig.event_writer.open.clear()
     async with rig.call(STREAM) as call, asyncio.timeout(WAIT):
-        await rig.sink.asked.wait()
+        await rig.event_writer.asked.wait()
         call.leave()
-        rig.sink.open.set()
+        rig.event_writer.open.set()
         await call.ended()
     assert [record.status for record in rig.records] == [CallStatus.OK]
 
@@ -371,7 +372,7 @@ async def test_path_header_and_key_name_the_session(path: str, headers: dict[str
         ("/sessions/nobody/v1/chat/completions", 404, "POST /v1/sessions"),
         ("/sessions/not%20an%20id/v1/chat/completions", 404, "no session"),
         ("/sessions/done/v1/chat/completions", 409, "closed"),
-        ("/v1/chat/completions", 401, "whose call"),
+        ("/v1/chat/completions", 401, "the session of this call"),
     ],
 )
 async def test_calls_without_an_open_session_are_refused_and_not_retried(path: str, status: int, words: str) -> None:

@@ -10,16 +10,15 @@ from typing import Any
 import orjson
 import pytest
 
-from rollmill_capture.upstream.formats import ParsedReply
-from rollmill_capture.upstream.formats.logprobs import as_ids
-from rollmill_capture.upstream.formats.parser_failures import parser_failures
-from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
+from rollmill_capture.model_config import EngineKind
+from rollmill_capture.upstream.capabilities import Capability, request_token_ids
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply, as_ids, parser_failures
 from rollmill_capture.upstream.formats.upstream_format import (
     CHAT,
     COMPLETIONS,
-    GENERATE,
-    RESPONSES,
-    TOKENS,
+    OPENAI_RESPONSES,
+    SGLANG_GENERATE,
+    VLLM_GENERATE,
     UpstreamFormat,
 )
 
@@ -38,7 +37,7 @@ def calls_of(*pieces: dict[str, Any]) -> list[tuple[str | None, str, str]]:
     assembler = CHAT.assembler(1, None)
     for item in pieces:
         assembler.add(chunk({"tool_calls": [item]}))
-    message = orjson.loads(assembler.reading().choices[0].message or b"{}")
+    message = orjson.loads(assembler.parsed().choices[0].message or b"{}")
     return [
         (call["id"], call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
     ]
@@ -77,15 +76,15 @@ def test_an_id_or_a_name_repeated_with_each_piece_opens_no_new_call() -> None:
 def test_calls_without_an_index_are_told_apart_by_their_place() -> None:
     assembler = CHAT.assembler(1, None)
     assembler.add(chunk({"tool_calls": [piece(None, "{}", id="a", name="f"), piece(None, "[]", id="b", name="g")]}))
-    message = orjson.loads(assembler.reading().choices[0].message or b"{}")
+    message = orjson.loads(assembler.parsed().choices[0].message or b"{}")
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == ["{}", "[]"]
 
 
 def generated(*chunks: dict[str, Any], prompt: list[int] | None = None) -> ParsedReply:
-    assembler = GENERATE.assembler(1, as_ids(prompt))
+    assembler = SGLANG_GENERATE.assembler(1, as_ids(prompt))
     for item in chunks:
         assembler.add(item)
-    return assembler.reading()
+    return assembler.parsed()
 
 
 def native(
@@ -101,21 +100,21 @@ def native(
     return {"text": "", "output_ids": ids, "meta_info": meta}
 
 
-def found(reading: ParsedReply) -> tuple[list[int] | None, list[float] | None, str | None]:
-    (choice,) = reading.choices
+def found(reply: ParsedReply) -> tuple[list[int] | None, list[float] | None, str | None]:
+    (choice,) = reply.choices
     ids = None if choice.token_ids is None else choice.token_ids.tolist()
     logprobs = None if choice.logprobs is None else choice.logprobs.tolist()
-    return ids, logprobs, reading.untrainable(choice)
+    return ids, logprobs, reply.untrainable_reason(choice)
 
 
 def test_disjoint_ids_beside_cumulative_logprobs() -> None:
-    reading = generated(native([16], [16], 1), native([13, 17], [16, 13, 17], 3, end=True), prompt=[1, 2, 3])
-    assert found(reading) == ([16, 13, 17], [-2.0, -1.625, -2.125], None)
+    reply = generated(native([16], [16], 1), native([13, 17], [16, 13, 17], 3, end=True), prompt=[1, 2, 3])
+    assert found(reply) == ([16, 13, 17], [-2.0, -1.625, -2.125], None)
 
 
 def test_cumulative_ids_beside_disjoint_logprobs() -> None:
-    reading = generated(native([16], [16], 1), native([16, 13, 17], [13, 17], 3, end=True), prompt=[1, 2, 3])
-    assert found(reading) == ([16, 13, 17], [-2.0, -1.625, -2.125], None)
+    reply = generated(native([16], [16], 1), native([16, 13, 17], [13, 17], 3, end=True), prompt=[1, 2, 3])
+    assert found(reply) == ([16, 13, 17], [-2.0, -1.625, -2.125], None)
 
 
 @pytest.mark.parametrize("token", [None, 7])
@@ -146,21 +145,21 @@ def test_without_a_count_repeated_beginnings_tell_the_modes_apart() -> None:
 
 
 def test_a_logprob_of_another_token_than_the_one_at_its_place_is_unknown() -> None:
-    reading = generated(native([5, 6], [5, 7], 2, end=True), prompt=[1, 2, 3])
-    assert found(reading)[2] == "logprob_unknown_at:1"
+    reply = generated(native([5, 6], [5, 7], 2, end=True), prompt=[1, 2, 3])
+    assert found(reply)[2] == "logprob_unknown_at:1"
 
 
 def test_a_prompt_that_was_tokenised_again_is_seen_in_its_count() -> None:
-    reading = generated(native([5], [5], 1, end=True, prompt_tokens=2), prompt=[15, 16, 17])
-    assert found(reading)[2] == "prompt_ids(3)!=usage.prompt_tokens(2)"
+    reply = generated(native([5], [5], 1, end=True, prompt_tokens=2), prompt=[15, 16, 17])
+    assert found(reply)[2] == "prompt_ids(3)!=usage.prompt_tokens(2)"
 
 
 def test_several_samples_are_a_list() -> None:
     body = [native([5], [5], 1, end=True), native([6], [6], 1, end=True)]
-    reading = GENERATE.read_body(body, as_ids([1, 2, 3]))
-    assert [choice.token_ids.tolist() for choice in reading.choices if choice.token_ids is not None] == [[5], [6]]
-    assert reading.usage == (3, 2)
-    assert reading.complete
+    reply = SGLANG_GENERATE.parse_body(body, as_ids([1, 2, 3]))
+    assert [choice.token_ids.tolist() for choice in reply.choices if choice.token_ids is not None] == [[5], [6]]
+    assert reply.usage == (3, 2)
+    assert reply.complete
 
 
 def test_a_prompt_of_text_has_no_ids() -> None:
@@ -170,21 +169,21 @@ def test_a_prompt_of_text_has_no_ids() -> None:
 def test_the_best_ranked_token_is_not_the_sampled_one() -> None:
     entry = {"token": "b", "logprob": -1.75, "top_logprobs": [{"logprob": -0.25}, {"logprob": -1.75}]}
     choice = {"index": 0, "message": {}, "finish_reason": "stop", "token_ids": [77], "logprobs": {"content": [entry]}}
-    reading = CHAT.read_body({"choices": [choice], "prompt_token_ids": [1]}, None)
-    assert found(reading)[:2] == ([77], [-1.75])
+    reply = CHAT.parse_body({"choices": [choice], "prompt_token_ids": [1]}, None)
+    assert found(reply)[:2] == ([77], [-1.75])
 
 
 @pytest.mark.parametrize("ids", [[5, None, 7], [5, "6", 7], [5, -1, 7], [5, 2**31, 7], [True]])
 def test_a_list_of_ids_with_a_gap_is_no_list_of_ids(ids: list[Any]) -> None:
     content = [{"logprob": -0.1}] * len(ids)
     choice = {"index": 0, "message": {}, "finish_reason": "stop", "token_ids": ids, "logprobs": {"content": content}}
-    assert found(CHAT.read_body({"choices": [choice], "prompt_token_ids": [1]}, None))[2] == "completion_ids_missing"
+    assert found(CHAT.parse_body({"choices": [choice], "prompt_token_ids": [1]}, None))[2] == "completion_ids_missing"
 
 
 def test_llama_cpp_says_ids_of_the_reply_in_its_logprobs() -> None:
     content = [{"id": 7, "token": "a", "logprob": -0.5}, {"id": 8, "token": "b", "logprob": -0.25}]
     choice = {"index": 0, "message": {"content": "ab"}, "finish_reason": "stop", "logprobs": {"content": content}}
-    assert found(CHAT.read_body({"choices": [choice]}, None)) == ([7, 8], [-0.5, -0.25], "prompt_ids_missing")
+    assert found(CHAT.parse_body({"choices": [choice]}, None)) == ([7, 8], [-0.5, -0.25], "prompt_ids_missing")
 
 
 def test_older_sglang_says_ids_in_meta_info_alone() -> None:
@@ -197,9 +196,9 @@ def test_older_sglang_says_ids_in_meta_info_alone() -> None:
         "meta_info": meta,
         "prompt_token_ids": [1, 2],
     }
-    reading = CHAT.read_body({"choices": [choice]}, None)
-    assert found(reading) == ([7], [-0.5], None)
-    assert reading.weight_versions == ("4",)
+    reply = CHAT.parse_body({"choices": [choice]}, None)
+    assert found(reply) == ([7], [-0.5], None)
+    assert reply.weight_versions == ("4",)
 
 
 def test_a_batch_of_prompts_has_no_one_prompt() -> None:
@@ -207,9 +206,9 @@ def test_a_batch_of_prompts_has_no_one_prompt() -> None:
         {"index": place, "text": "x", "finish_reason": "stop", "token_ids": [5], "prompt_token_ids": [place]}
         for place in (1, 2)
     ]
-    reading = COMPLETIONS.read_body({"choices": choices}, None)
-    assert reading.prompt_ids is None
-    assert {reading.untrainable(choice) for choice in reading.choices} == {"several_prompts"}
+    reply = COMPLETIONS.parse_body({"choices": choices}, None)
+    assert reply.prompt_ids is None
+    assert {reply.untrainable_reason(choice) for choice in reply.choices} == {"several_prompts"}
 
 
 def test_a_completions_stream_reads_like_its_whole_body() -> None:
@@ -221,8 +220,8 @@ def test_a_completions_stream_reads_like_its_whole_body() -> None:
     assembler = COMPLETIONS.assembler(1, None)
     for item in (part("ab", [1, 2], prompt_token_ids=[9]), part("c", [3], "stop")):
         assembler.add(item)
-    streamed = assembler.reading()
-    whole = COMPLETIONS.read_body(part("abc", [1, 2, 3], "stop", prompt_token_ids=[9]), None)
+    streamed = assembler.parsed()
+    whole = COMPLETIONS.parse_body(part("abc", [1, 2, 3], "stop", prompt_token_ids=[9]), None)
     assert found(streamed) == found(whole) == ([1, 2, 3], [-0.25, -0.5, -0.75], None)
     assert orjson.loads(streamed.choices[0].message or b"") == orjson.loads(whole.choices[0].message or b"")
 
@@ -244,7 +243,7 @@ def test_signs_of_a_parser_that_failed(message: Any, signs: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "wire", "fields", "added"),
+    ("kind", "upstream_format", "fields", "added"),
     [
         (EngineKind.AUTO, CHAT, {}, ["return_token_ids", "logprobs"]),
         (EngineKind.VLLM, CHAT, {"logprobs": True}, ["return_token_ids"]),
@@ -254,19 +253,19 @@ def test_signs_of_a_parser_that_failed(message: Any, signs: list[str]) -> None:
         (EngineKind.VLLM, COMPLETIONS, {}, ["logprobs", "return_token_ids"]),
         (EngineKind.VLLM, COMPLETIONS, {"logprobs": 5}, ["return_token_ids"]),
         (EngineKind.OPENAI, COMPLETIONS, {}, []),
-        (EngineKind.SGLANG, GENERATE, {}, ["return_logprob"]),
-        (EngineKind.VLLM, TOKENS, {}, ["sampling_params.logprobs"]),
-        (EngineKind.VLLM, RESPONSES, {}, []),
+        (EngineKind.SGLANG, SGLANG_GENERATE, {}, ["return_logprob"]),
+        (EngineKind.VLLM, VLLM_GENERATE, {}, ["sampling_params.logprobs"]),
+        (EngineKind.VLLM, OPENAI_RESPONSES, {}, []),
     ],
 )
 def test_each_engine_is_asked_in_its_own_words(
-    kind: EngineKind, wire: UpstreamFormat, fields: dict[str, Any], added: list[str]
+    kind: EngineKind, upstream_format: UpstreamFormat, fields: dict[str, Any], added: list[str]
 ) -> None:
-    assert ask(kind, wire, fields)[1] == added
+    assert request_token_ids(kind, upstream_format, fields)[1] == added
 
 
 def test_a_client_that_forbids_what_is_needed_is_overruled_and_told_so_in_the_record() -> None:
-    served, added, changed = ask(EngineKind.VLLM, CHAT, {"logprobs": False})
+    served, added, changed = request_token_ids(EngineKind.VLLM, CHAT, {"logprobs": False})
     assert (served["logprobs"], added, changed) == (True, ["return_token_ids"], True)
 
 
@@ -275,4 +274,4 @@ def test_who_streams_ids() -> None:
     assert not Capability(EngineKind.SGLANG).streams(CHAT, {})
     assert not Capability(streams_ids=False).streams(CHAT, {})
     assert not Capability(EngineKind.LLAMA_CPP).streams(CHAT, {"tools": [{}]})
-    assert Capability(EngineKind.SGLANG).streams(GENERATE, {})
+    assert Capability(EngineKind.SGLANG).streams(SGLANG_GENERATE, {})

@@ -1,16 +1,17 @@
-"""What the fence keeps in memory: bounded, whatever else is going on."""
+"""What idempotency keeps in memory: bounded, whatever else is going on."""
 
 import asyncio
 from typing import Any
 
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill_capture.http.idempotency import SETTLED, Idempotency
+from rollmill_capture.http.idempotency import Idempotency
+from rollmill_capture.proxy.response_stream import SETTLED
 
 PIECES = 50
 
 
 async def asked(
-    fence: Idempotency, app: Any, key: bytes, *body: bytes, path: str = "/v1/messages"
+    idempotency: Idempotency, app: Any, key: bytes, *body: bytes, path: str = "/v1/messages"
 ) -> list[dict[str, Any]]:
     """One request with an idempotency key, its body in pieces; the messages that the client got."""
     got: list[dict[str, Any]] = []
@@ -23,7 +24,7 @@ async def asked(
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     scope = {"type": "http", "headers": [], "path": path}
-    await fence.enter(("s:1", key), app, scope, receive, send)
+    await idempotency.enter(("s:1", key), app, scope, receive, send)
     return got
 
 
@@ -42,26 +43,30 @@ async def failing(*_: Any) -> None:
 
 
 async def test_a_call_that_runs_for_long_does_not_keep_the_replies_that_came_after_it() -> None:
-    fence, running, ended = Idempotency(Metrics("capture"), room=10 * PIECES), asyncio.Event(), asyncio.Event()
+    idempotency, running, ended = (
+        Idempotency(Metrics("capture"), max_bytes=10 * PIECES),
+        asyncio.Event(),
+        asyncio.Event(),
+    )
 
     async def slow(*_: Any) -> None:
         running.set()
         await ended.wait()
 
-    first = asyncio.create_task(asked(fence, slow, b"slow"))
+    first = asyncio.create_task(asked(idempotency, slow, b"slow"))
     await running.wait()
     for number in range(100):
-        await asked(fence, streaming, b"%d" % number)
-    assert len(fence._turns) == 11
-    assert fence._kept == 10 * PIECES
+        await asked(idempotency, streaming, b"%d" % number)
+    assert len(idempotency._known) == 11
+    assert idempotency._kept_bytes == 10 * PIECES
     ended.set()
     await first
 
 
 async def test_a_stream_is_kept_as_one_piece_and_played_again_as_it_was() -> None:
-    fence = Idempotency(Metrics("capture"))
-    first = await asked(fence, streaming, b"k")
-    again = await asked(fence, failing, b"k")
+    idempotency = Idempotency(Metrics("capture"))
+    first = await asked(idempotency, streaming, b"k")
+    again = await asked(idempotency, failing, b"k")
     assert len(first) == PIECES + 2
     assert [message["type"] for message in again] == ["http.response.start", "http.response.body"]
     assert again[1]["body"] == b"".join(message.get("body", b"") for message in first)
@@ -69,27 +74,27 @@ async def test_a_stream_is_kept_as_one_piece_and_played_again_as_it_was() -> Non
 
 async def test_keys_of_failed_calls_are_bounded_too(monkeypatch: Any) -> None:
     monkeypatch.setattr("rollmill_capture.http.idempotency.MOST_KEYS", 20)
-    fence = Idempotency(Metrics("capture"))
+    idempotency = Idempotency(Metrics("capture"))
     for number in range(100):
-        await asked(fence, failing, b"%d" % number)
-    assert len(fence._turns) == len(fence._over) == 20
+        await asked(idempotency, failing, b"%d" % number)
+    assert len(idempotency._known) == len(idempotency._ended) == 20
 
 
 async def test_what_is_made_again_is_counted_once() -> None:
     now = 0.0
-    fence = Idempotency(Metrics("capture"), seconds=10.0, now=lambda: now)
+    idempotency = Idempotency(Metrics("capture"), seconds=10.0, now=lambda: now)
     for _ in range(3):
-        await asked(fence, streaming, b"k")
+        await asked(idempotency, streaming, b"k")
         now += 20.0
-    assert fence._kept == PIECES
+    assert idempotency._kept_bytes == PIECES
 
 
 async def test_one_key_for_two_questions_is_refused_and_no_reply_is_given_to_another_question() -> None:
-    fence = Idempotency(Metrics("capture"))
-    first = await asked(fence, streaming, b"k", b'{"a":', b"1}")
-    assert (await asked(fence, failing, b"k", b'{"a":1', b"}"))[-1]["body"] == b"x" * PIECES
+    idempotency = Idempotency(Metrics("capture"))
+    first = await asked(idempotency, streaming, b"k", b'{"a":', b"1}")
+    assert (await asked(idempotency, failing, b"k", b'{"a":1', b"}"))[-1]["body"] == b"x" * PIECES
     for body, path in ((b'{"a":2}', "/v1/messages"), (b'{"a":1}', "/v1/responses")):
-        start, end = await asked(fence, failing, b"k", body, path=path)
+        start, end = await asked(idempotency, failing, b"k", body, path=path)
         assert start["status"] == 422
         assert b"every call has a key of its own" in end["body"]
     assert first[0]["status"] == 200

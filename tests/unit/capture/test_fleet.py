@@ -13,15 +13,13 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.topics import SESSIONS, Topic
 from rollmill_capture.admission import Admission
-from rollmill_capture.coordination.membership import ALIVE_SECONDS, BURIAL_SECONDS, Membership
-from rollmill_capture.coordination.policy_pauses import PolicyPauses
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.membership import ALIVE_SECONDS, EXPIRY_SECONDS, Membership
+from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPolicies, PolicyPauses
 from rollmill_capture.coordination.session_retention import SessionRetention
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.coordination.sessions_topic import SessionsTopic
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream.policy_pause import CallGates
 
 WAIT = 5.0
 RETENTION = 100.0
@@ -37,22 +35,22 @@ class Topicful(MemoryEventWriter):
 
     async def append(self, topic: Topic, key: str, value: bytes) -> None:
         await super().append(topic, key, value)
-        for board in self.readers:
-            board.apply(key, self.appended[-1].record)
+        for sessions_topic in self.readers:
+            sessions_topic.apply(key, self.appended[-1].record)
 
-    async def tell(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
+    async def append_best_effort(self, topic: Topic, key: str, value: bytes | None, headers: Headers = ()) -> None:
         if self.held_back is not None:
             self.held_back.append((key, value, headers))
             return
-        await super().tell(topic, key, value, headers)
+        await super().append_best_effort(topic, key, value, headers)
         if value is None:
-            for board in self.readers:
-                board.forget(key, headers)
+            for sessions_topic in self.readers:
+                sessions_topic.forget(key, headers)
 
     async def let_through(self) -> None:
         held, self.held_back = self.held_back or [], None
         for key, value, headers in held:
-            await self.tell(SESSIONS, key, value, headers)
+            await self.append_best_effort(SESSIONS, key, value, headers)
 
 
 @dataclass
@@ -60,20 +58,22 @@ class Replica:
     name: str
     log: Topicful
     clock: ManualClock
-    pauses: CallGates = field(default_factory=lambda: CallGates(WAIT))
+    pauses: PausedPolicies = field(default_factory=lambda: PausedPolicies(WAIT))
 
     def __post_init__(self) -> None:
         self.table, self.announced = SessionTable(), AnnouncedVersions()
-        self.board = SessionsTopic(self.table, PolicyPauses(self.pauses, self.announced))
+        self.sessions_topic = SessionsTopic(self.table, PolicyPauses(self.pauses, self.announced))
         for item in self.log.appended:
-            self.board.apply(item.key, item.record)
-        self.log.readers.append(self.board)
-        self.fleet = Membership(self.board.gates, self.log, self.clock, self.board.replicas, self.name)
-        self.sweeper = SessionRetention(
+            self.sessions_topic.apply(item.key, item.record)
+        self.log.readers.append(self.sessions_topic)
+        self.membership = Membership(
+            self.sessions_topic.pauses, self.log, self.clock, self.sessions_topic.replicas, self.name
+        )
+        self.retention = SessionRetention(
             table=self.table,
-            fleet=self.fleet,
+            membership=self.membership,
             admission=Admission({}, self.announced.newest),
-            sink=self.log,
+            event_writer=self.log,
             clock=self.clock,
             metrics=Metrics("capture"),
             retention=RETENTION,
@@ -87,7 +87,7 @@ class World:
 
     async def replica(self, name: str) -> Replica:
         made = Replica(name, self.log, self.clock)
-        await made.fleet.tell()
+        await made.membership.send_heartbeat()
         return made
 
     async def write(self, entry: SessionEntry) -> None:
@@ -105,19 +105,19 @@ def closed(name: str, at: float, attempt: int = 1) -> SessionEntry:
 
 
 def keepers(*replicas: Replica) -> list[str]:
-    return [replica.name for replica in replicas if replica.fleet.keeps_house]
+    return [replica.name for replica in replicas if replica.membership.is_leader]
 
 
 async def test_the_living_replica_with_the_smallest_id_keeps_the_house_and_passes_it_on() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
     assert keepers(a, b) == ["a"]
-    await a.fleet.leave()
+    await a.membership.leave()
     assert "b" in keepers(a, b)
-    await a.fleet.tell()
+    await a.membership.send_heartbeat()
     assert keepers(a, b) == ["a"]
     world.clock.advance(ALIVE_SECONDS + 1)
-    await b.fleet.tell()
+    await b.membership.send_heartbeat()
     assert "b" in keepers(a, b)
 
 
@@ -132,14 +132,14 @@ async def test_what_is_over_for_the_retention_is_forgotten_by_all_and_nothing_el
         opened("working", now - RETENTION - 11, deadline_seconds=10_000.0),
     ):
         await world.write(entry)
-    await b.sweeper.sweep()
+    await b.retention.sweep()
     assert world.log.erased == []
-    await a.sweeper.sweep()
+    await a.retention.sweep()
     assert sorted(key for _, key, _ in world.log.erased) == ["abandoned", "old"]
     for replica in (a, b):
         assert sorted(entry.session_id for entry in replica.table.entries()) == ["new", "working"]
         assert replica.table.of_token("old") is None
-    await a.sweeper.sweep()
+    await a.retention.sweep()
     assert len(world.log.erased) == 2
 
 
@@ -148,28 +148,28 @@ async def test_a_tombstone_that_a_later_attempt_has_overtaken_forgets_nothing_an
     a, b = await world.replica("a"), await world.replica("b")
     await world.write(closed("s", world.clock.now() - RETENTION - 1))
     world.log.held_back = []
-    await a.sweeper.sweep()
+    await a.retention.sweep()
     again = opened("s", world.clock.now(), attempt=2)
     await world.write(again)
     await world.log.let_through()
     assert (a.table.get("s"), b.table.get("s")) == (again, again)
     written = len(world.log.appended)
-    await b.sweeper.sweep()
-    await a.sweeper.sweep()
-    await a.sweeper.sweep()
+    await b.retention.sweep()
+    await a.retention.sweep()
+    await a.retention.sweep()
     assert [item.record for item in world.log.appended[written:]] == [again]
 
 
 async def test_a_table_read_anew_has_what_the_topic_says_tombstones_and_all() -> None:
     table = SessionTable()
-    board = SessionsTopic(table, PolicyPauses(CallGates(), AnnouncedVersions()))
-    board.apply("s", closed("s", 5.0))
-    board.forget("s", (("attempt", b"1"),))
+    sessions_topic = SessionsTopic(table, PolicyPauses(PausedPolicies(), AnnouncedVersions()))
+    sessions_topic.apply("s", closed("s", 5.0))
+    sessions_topic.forget("s", (("attempt", b"1"),))
     assert len(table) == 0
-    board.apply("s", opened("s", 6.0, attempt=2))
-    board.forget("s", ())
+    sessions_topic.apply("s", opened("s", 6.0, attempt=2))
+    sessions_topic.forget("s", ())
     assert len(table) == 0
-    board.forget("never-known", ())
+    sessions_topic.forget("never-known", ())
 
 
 async def test_while_the_log_is_away_nothing_is_forgotten() -> None:
@@ -177,21 +177,21 @@ async def test_while_the_log_is_away_nothing_is_forgotten() -> None:
     a = await world.replica("a")
     await world.write(closed("s", world.clock.now() - RETENTION - 1))
     world.log.failure = NotAcknowledgedError("away")
-    await a.sweeper.sweep()
+    await a.retention.sweep()
     assert len(a.table) == 1
     world.log.failure = None
-    await a.sweeper.sweep()
+    await a.retention.sweep()
     assert len(a.table) == 0
 
 
 async def test_dead_replicas_leave_the_topic() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
-    world.clock.advance(BURIAL_SECONDS + 1)
-    await a.fleet.tell()
-    await a.sweeper.sweep()
+    world.clock.advance(EXPIRY_SECONDS + 1)
+    await a.membership.send_heartbeat()
+    await a.retention.sweep()
     assert [key for _, key, _ in world.log.erased] == ["!replica/b"]
-    assert list(b.board.replicas.known) == ["a"]
+    assert list(b.sessions_topic.replicas.known) == ["a"]
 
 
 def test_a_retention_below_the_builders_memory_is_refused() -> None:
@@ -200,8 +200,8 @@ def test_a_retention_below_the_builders_memory_is_refused() -> None:
 
 
 async def paused(replica: Replica, mode: PauseMode = PauseMode.WAIT) -> PolicyPause:
-    gate = replica.board.gates.next("p", mode)
-    replica.board.gates.apply(gate)
+    gate = replica.sessions_topic.pauses.next("p", mode)
+    replica.sessions_topic.pauses.apply(gate)
     await replica.log.append(SESSIONS, gate.key, gate.model_dump_json().encode())
     return gate
 
@@ -209,25 +209,25 @@ async def paused(replica: Replica, mode: PauseMode = PauseMode.WAIT) -> PolicyPa
 async def test_a_pause_holds_at_all_replicas_and_is_complete_when_the_last_one_is_idle() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
-    async with asyncio.timeout(WAIT), b.pauses.passage("p"):
+    async with asyncio.timeout(WAIT), b.pauses.in_flight("p"):
         gate = await paused(a)
         assert b.pauses.status("p")["mode"] == "wait"
-        beating = asyncio.create_task(b.fleet.beat())
-        assert not await a.fleet.reached(gate, 0.05)
-        assert a.fleet.awaited(gate) == 1
+        beating = asyncio.create_task(b.membership.send_heartbeats())
+        assert not await a.membership.wait_reached(gate, 0.05)
+        assert a.membership.awaited(gate) == 1
     async with asyncio.timeout(WAIT):
-        assert await a.fleet.reached(gate, WAIT)
+        assert await a.membership.wait_reached(gate, WAIT)
     beating.cancel()
 
 
 async def test_calls_in_flight_need_not_end_where_the_mode_lets_them_go_on_but_the_others_have_to_know() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
-    async with asyncio.timeout(WAIT), b.pauses.passage("p"), a.pauses.passage("p"):
+    async with asyncio.timeout(WAIT), b.pauses.in_flight("p"), a.pauses.in_flight("p"):
         gate = await paused(a, PauseMode.KEEP)
-        assert not await a.fleet.reached(gate, 0.01)
-        await b.fleet.tell()
-        assert await a.fleet.reached(gate, 0.01)
+        assert not await a.membership.wait_reached(gate, 0.01)
+        await b.membership.send_heartbeat()
+        assert await a.membership.wait_reached(gate, 0.01)
 
 
 async def test_a_replica_that_died_is_not_waited_for() -> None:
@@ -235,14 +235,14 @@ async def test_a_replica_that_died_is_not_waited_for() -> None:
     a, _ = await world.replica("a"), await world.replica("b")
     gate = await paused(a)
     world.clock.advance(ALIVE_SECONDS + 1)
-    assert await a.fleet.reached(gate, 0.01)
+    assert await a.membership.wait_reached(gate, 0.01)
 
 
 async def test_a_resume_at_any_replica_brings_the_version_to_all() -> None:
     world = World()
     a, b = await world.replica("a"), await world.replica("b")
     await paused(a)
-    resume = b.board.gates.next("p", None, PolicyVersion(0, 7), cache_reset=True)
+    resume = b.sessions_topic.pauses.next("p", None, PolicyVersion(0, 7), cache_reset=True)
     assert resume.number == 2
     await world.log.append(SESSIONS, resume.key, resume.model_dump_json().encode())
     for replica in (a, b):
@@ -251,19 +251,19 @@ async def test_a_resume_at_any_replica_brings_the_version_to_all() -> None:
 
 
 def test_an_older_gate_changes_nothing_and_of_equal_ones_the_later_in_the_log_holds() -> None:
-    gates = PolicyPauses(CallGates(), AnnouncedVersions())
-    gates.apply(PolicyPause(policy="p", number=2, mode=None))
-    gates.apply(PolicyPause(policy="p", number=1, mode=PauseMode.WAIT))
-    assert not gates.pauses.status("p")["paused"]
-    gates.apply(PolicyPause(policy="p", number=2, mode=PauseMode.KEEP))
-    assert gates.pauses.status("p")["paused"]
+    pauses = PolicyPauses(PausedPolicies(), AnnouncedVersions())
+    pauses.apply(PolicyPause(policy="p", number=2, mode=None))
+    pauses.apply(PolicyPause(policy="p", number=1, mode=PauseMode.WAIT))
+    assert not pauses.local.status("p")["paused"]
+    pauses.apply(PolicyPause(policy="p", number=2, mode=PauseMode.KEEP))
+    assert pauses.local.status("p")["paused"]
 
 
 def test_a_replica_that_starts_during_a_pause_is_paused_and_knows_the_version() -> None:
-    gates = PolicyPauses(CallGates(), AnnouncedVersions())
-    gates.apply(PolicyPause(policy="p", number=1, mode=None, version=PolicyVersion(0, 3)))
-    late = SessionsTopic(SessionTable(), PolicyPauses(CallGates(), AnnouncedVersions()))
-    pause = gates.next("p", PauseMode.WAIT)
+    pauses = PolicyPauses(PausedPolicies(), AnnouncedVersions())
+    pauses.apply(PolicyPause(policy="p", number=1, mode=None, version=PolicyVersion(0, 3)))
+    late = SessionsTopic(SessionTable(), PolicyPauses(PausedPolicies(), AnnouncedVersions()))
+    pause = pauses.next("p", PauseMode.WAIT)
     late.apply(pause.key, pause)
-    assert late.gates.pauses.status("p")["paused"]
-    assert late.gates.announced.newest("p") == PolicyVersion(0, 3)
+    assert late.pauses.local.status("p")["paused"]
+    assert late.pauses.announced.newest("p") == PolicyVersion(0, 3)

@@ -20,10 +20,10 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS, SESSIONS
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.auth import Keys, digest_of, presented_key
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
+from rollmill_capture.http.requests import Keys, accepted_keys, digest_of, presented_key
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 
@@ -39,7 +39,7 @@ CALL = "/v1/chat/completions"
 @dataclass
 class Rig:
     settings: CaptureSettings = field(default_factory=lambda: CaptureSettings(host="0.0.0.0", api_keys=KEYS))
-    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     table: SessionTable = field(default_factory=SessionTable)
     metrics: Metrics = field(default_factory=lambda: Metrics("capture"))
     engine: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,7 +56,7 @@ class Rig:
                 sessions=self.table,
                 position=CaughtUp(),
                 announced=AnnouncedVersions(),
-                sink=self.sink,
+                event_writer=self.event_writer,
                 upstream=Upstream(client),
                 clock=ManualClock(),
                 metrics=self.metrics,
@@ -88,7 +88,7 @@ class Rig:
 
     @property
     def records(self) -> list[CompletionRecord]:
-        return [item for item in self.sink.of(COMPLETIONS) if isinstance(item, CompletionRecord)]
+        return [item for item in self.event_writer.of(COMPLETIONS) if isinstance(item, CompletionRecord)]
 
 
 def bearer(key: str | None) -> dict[str, str]:
@@ -98,17 +98,17 @@ def bearer(key: str | None) -> dict[str, str]:
 async def test_a_tenants_key_opens_a_session_that_says_whose_it_is_and_only_a_digest_is_written_down() -> None:
     rig = Rig()
     opened = await rig.open(ALICE, session_id="s1", metadata={"tenant": "bob", "note": "x"})
-    (entry,) = rig.sink.of(SESSIONS)
+    (entry,) = rig.event_writer.of(SESSIONS)
     assert entry.spec.metadata == {"tenant": "alice", "note": "x"}
     assert entry.token == digest_of(opened["api_key"])
-    assert all(opened["api_key"].encode() not in item.value for item in rig.sink.appended)
+    assert all(opened["api_key"].encode() not in item.value for item in rig.event_writer.appended)
 
 
 @pytest.mark.parametrize("key", [None, "", "nonsense", KEYS["alice"], ADMIN])
 async def test_nobody_opens_a_session_without_a_tenants_key(key: str | None) -> None:
     rig = Rig()
     status, answer = await rig.post("/v1/sessions", {}, **bearer(key))
-    assert (status, rig.sink.appended) == (401, [])
+    assert (status, rig.event_writer.appended) == (401, [])
     assert "tenant" in answer["error"]["message"]
 
 
@@ -170,17 +170,17 @@ def test_without_keys_capture_refuses_to_listen_to_other_machines(host: str) -> 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_on_loopback_it_starts_without(host: str) -> None:
-    assert not CaptureSettings(host=host).keys.asked_for
+    assert not accepted_keys(CaptureSettings(host=host)).required
 
 
 def test_keys_come_from_a_file_too_and_must_be_digests(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     file.write_bytes(orjson.dumps({"carol": digest_of("key-of-carol")}))
-    keys = CaptureSettings(host="0.0.0.0", api_keys=KEYS, api_keys_file=file).keys
-    assert [keys.tenant(key) for key in (ALICE, "key-of-carol", "x", None)] == ["alice", "carol", None, None]
+    keys = accepted_keys(CaptureSettings(host="0.0.0.0", api_keys=KEYS, api_keys_file=file))
+    assert [keys.tenant_of(key) for key in (ALICE, "key-of-carol", "x", None)] == ["alice", "carol", None, None]
     file.write_text('{"carol": "key-of-carol"}')
     with pytest.raises(ConfigurationError, match="SHA-256"):
-        _ = CaptureSettings(host="0.0.0.0", api_keys_file=file).keys
+        accepted_keys(CaptureSettings(host="0.0.0.0", api_keys_file=file))
     with pytest.raises(ValidationError, match="SHA-256"):
         CaptureSettings(api_keys={"alice": ALICE})
 

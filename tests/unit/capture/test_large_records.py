@@ -12,7 +12,7 @@ from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.proxy.recorder import Recorder
 from rollmill_capture.settings import CaptureSettings
 
@@ -47,7 +47,7 @@ def record(text: int) -> CompletionRecord:
 
 async def test_a_large_record_is_kept_whole_outside_the_log(settings: CaptureSettings) -> None:
     large, made = record(6 * MIB), recorder(settings)
-    value = await made._fitting(large)
+    value = await made._encode(large)
     assert value is not None
     assert is_reference(value)
     assert BlobReference.decode(value).size > COMPLETIONS.max_bytes
@@ -61,7 +61,7 @@ async def test_while_the_storage_is_away_a_record_fits_by_itself(
     settings: CaptureSettings, tmp_path: Path, text: int, dropped: list[str] | None
 ) -> None:
     (tmp_path / "store").write_text("a file in the directory's place")
-    value = await recorder(settings)._fitting(record(text))
+    value = await recorder(settings)._encode(record(text))
     assert value is not None
     found = decode(COMPLETIONS.model, value)
     assert found.metadata.get("dropped_for_size") == dropped
@@ -70,6 +70,6 @@ async def test_while_the_storage_is_away_a_record_fits_by_itself(
 
 async def test_without_a_storage_records_are_as_they_were(settings: CaptureSettings) -> None:
     bare = settings.model_copy(update={"claim_check_url": ""})
-    value = await recorder(bare)._fitting(record(2 * MIB))
+    value = await recorder(bare)._encode(record(2 * MIB))
     assert value is not None
     assert decode(COMPLETIONS.model, value).metadata == {}

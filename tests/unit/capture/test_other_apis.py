@@ -20,13 +20,13 @@ from rollmill.testing.http.scripted_engine import END, ScriptedEngine, decode, e
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
-from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.http.application import CaptureParts, assemble
+from rollmill_capture.model_config import EngineKind, Route
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.formats.token_id_request import EngineKind
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 WAIT = 5.0
@@ -63,7 +63,7 @@ FACES = {
 class Rig:
     app: Any
     asked: list[CannedRequest]
-    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
 
     def call(self, path: str, body: object, method: str = "POST", **headers: str) -> AsgiCall:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
@@ -79,7 +79,7 @@ class Rig:
 
     @property
     def records(self) -> list[CompletionRecord]:
-        return self.sink.of(COMPLETIONS)
+        return self.event_writer.of(COMPLETIONS)
 
 
 @asynccontextmanager
@@ -87,7 +87,7 @@ async def rig(answer: Callable[[CannedRequest], CannedResponse], **settings: Any
     async with asyncio.timeout(WAIT), canned_server(answer) as engine:
         given = CaptureSettings(upstream=engine.url, **settings)
         async with make_client(given) as client:
-            sink, sessions = MemoryEventWriter(), SessionTable()
+            event_writer, sessions = MemoryEventWriter(), SessionTable()
             opened = SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0)
             sessions.apply(opened)
             parts = CaptureParts(
@@ -95,26 +95,26 @@ async def rig(answer: Callable[[CannedRequest], CannedResponse], **settings: Any
                 sessions=sessions,
                 position=CaughtUp(),
                 announced=AnnouncedVersions(),
-                sink=sink,
+                event_writer=event_writer,
                 upstream=Upstream(client),
                 clock=ManualClock(),
                 metrics=Metrics("capture"),
             )
-            yield Rig(assemble(parts), engine.requests, sink)
+            yield Rig(assemble(parts), engine.requests, event_writer)
 
 
 @pytest.mark.parametrize("name", FACES)
 async def test_the_end_waits_for_the_acknowledgement(name: str) -> None:
     async with rig(ScriptedEngine((TEXT,)).answer) as capture:
-        capture.sink.open.clear()
+        capture.event_writer.open.clear()
         async with capture.ask(name, stream=True) as call:
             seen = await call.piece() or b""
-            await capture.sink.asked.wait()
+            await capture.event_writer.asked.wait()
             while not call.waiting:
                 seen += await call.piece() or b""
             assert FACES[name].end not in seen
             assert b"hm" in seen
-            capture.sink.open.set()
+            capture.event_writer.open.set()
             assert FACES[name].end in await call.rest()
         assert [record.status for record in capture.records] == [CallStatus.OK]
 
@@ -123,7 +123,7 @@ async def test_the_end_waits_for_the_acknowledgement(name: str) -> None:
 @pytest.mark.parametrize("name", FACES)
 async def test_a_reply_that_the_log_did_not_take_never_ends_normally(name: str, stream: bool) -> None:
     async with rig(ScriptedEngine((TEXT,)).answer) as capture:
-        capture.sink.failure = NotAcknowledgedError("no answer")
+        capture.event_writer.failure = NotAcknowledgedError("no answer")
         async with capture.ask(name, stream=stream) as call:
             text = await call.rest()
         assert b"was not recorded" in text
@@ -152,8 +152,8 @@ async def test_a_refusal_of_the_engine_is_told_in_the_callers_shape(name: str) -
         assert call.status == 400
         assert "maximum context length" in body["error"]["message"]
         kinds = {"responses": "type", "messages": "type", "gemini": "status"}
-        told = body["error"][kinds[name]]
-        assert told in {"invalid_request_error", "INVALID_ARGUMENT"}
+        kind = body["error"][kinds[name]]
+        assert kind in {"invalid_request_error", "INVALID_ARGUMENT"}
         (record,) = capture.records
         assert (record.status, record.http_status) == (CallStatus.ERROR, 400)
 
@@ -207,23 +207,23 @@ async def test_a_stop_sequence_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish", "told"),
+    ("finish", "expected"),
     [
         ("length", ("incomplete", "max_tokens", "MAX_TOKENS")),
         ("abort", ("incomplete", None, "OTHER")),
         ("content_filter", ("incomplete", "refusal", "SAFETY")),
     ],
 )
-async def test_other_ends_are_told(finish: str, told: tuple[str, str | None, str]) -> None:
+async def test_other_ends_are_reported(finish: str, expected: tuple[str, str | None, str]) -> None:
     choice = {"index": 0, "message": {"content": "a"}, "finish_reason": finish}
     found: list[Any] = []
     async with rig(lambda _: CannedResponse.json({"choices": [choice], "usage": {}})) as capture:
         for name in FACES:
             async with capture.ask(name, stream=False) as call:
                 found.append(await call.json())
-    assert found[0]["status"] == told[0]
-    assert found[1]["stop_reason"] == told[1]
-    assert found[2]["candidates"][0]["finishReason"] == told[2]
+    assert found[0]["status"] == expected[0]
+    assert found[1]["stop_reason"] == expected[1]
+    assert found[2]["candidates"][0]["finishReason"] == expected[2]
 
 
 async def test_a_second_call_and_late_text_are_told_after_the_first_call() -> None:
@@ -279,7 +279,7 @@ async def test_a_silent_stream_is_kept_alive_while_the_engine_is_asked_for_a_who
             sessions=sessions,
             position=CaughtUp(),
             announced=AnnouncedVersions(),
-            sink=MemoryEventWriter(),
+            event_writer=MemoryEventWriter(),
             upstream=Upstream(client),
             clock=ManualClock(),
             metrics=Metrics("capture"),

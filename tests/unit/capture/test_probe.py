@@ -10,12 +10,11 @@ import pytest
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.canned_server import CannedRequest, CannedResponse, canned_server
 from rollmill.testing.http.scripted_engine import ScriptedEngine
-from rollmill_capture.settings import CaptureSettings, Route
-from rollmill_capture.upstream.capabilities import Engines, weakest
-from rollmill_capture.upstream.client import make_client
-from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind
+from rollmill_capture.model_config import EngineKind, Route
+from rollmill_capture.settings import CaptureSettings
+from rollmill_capture.upstream.capabilities import Capability, EngineCapabilities, common_capability
+from rollmill_capture.upstream.client import RouteTable, Target, make_client
 from rollmill_capture.upstream.formats.upstream_format import CHAT
-from rollmill_capture.upstream.model_routes import RouteTable, Target
 from rollmill_capture.upstream.probe import Probe
 
 WAIT = 5.0
@@ -28,7 +27,7 @@ async def probed(answer: Callable[[CannedRequest], CannedResponse], *, seconds: 
         settings = CaptureSettings(upstream=engine.url)
         async with make_client(settings) as client:
             (target,) = RouteTable(settings).trained
-            engines = Engines((target,), wait_seconds=seconds)
+            engines = EngineCapabilities((target,), wait_seconds=seconds)
             running = asyncio.create_task(Probe(client, engines, Metrics("capture")).run())
             found = await engines.of(target)
             running.cancel()
@@ -81,7 +80,7 @@ async def test_an_engine_that_is_not_there_yet_keeps_no_call_waiting() -> None:
 
 async def test_an_engine_that_says_nothing_is_waited_for_once() -> None:
     silent = Target(Route(), "http://127.0.0.1:9/v1", None)
-    engines = Engines((silent,), wait_seconds=0.01)
+    engines = EngineCapabilities((silent,), wait_seconds=0.01)
     async with asyncio.timeout(WAIT):
         assert await engines.of(silent) == Capability()
     assert await asyncio.wait_for(engines.of(silent), 0.01) == Capability()
@@ -89,19 +88,19 @@ async def test_an_engine_that_says_nothing_is_waited_for_once() -> None:
 
 async def test_what_a_route_says_is_not_probed() -> None:
     target = Target(Route(engine=EngineKind.SGLANG), "http://127.0.0.1:9/v1", None)
-    engines = Engines((target,))
+    engines = EngineCapabilities((target,))
     assert engines.probed == {}
     assert (await engines.of(target)).kind is EngineKind.SGLANG
 
 
-NO_IDS = CHAT.read_body({"choices": [{"message": {}, "finish_reason": "stop"}]}, None)
-WITH_IDS = CHAT.read_body(
+NO_IDS = CHAT.parse_body({"choices": [{"message": {}, "finish_reason": "stop"}]}, None)
+WITH_IDS = CHAT.parse_body(
     {"choices": [{"message": {}, "finish_reason": "stop", "token_ids": [1]}], "prompt_token_ids": [1]}, None
 )
 
 
 async def test_replies_teach_what_the_probe_could_not_find_out() -> None:
-    target, engines = Target(Route(), "http://127.0.0.1:9/v1", None), Engines()
+    target, engines = Target(Route(), "http://127.0.0.1:9/v1", None), EngineCapabilities()
     engines.observe(target, CHAT, NO_IDS, streamed=True)
     assert not (await engines.of(target)).streams_ids
     engines.observe(target, CHAT, WITH_IDS, streamed=False)
@@ -111,7 +110,7 @@ async def test_replies_teach_what_the_probe_could_not_find_out() -> None:
 
 
 async def test_an_engine_without_ids_in_any_form_streams_again() -> None:
-    target, engines = Target(Route(), "http://127.0.0.1:9/v1", None), Engines()
+    target, engines = Target(Route(), "http://127.0.0.1:9/v1", None), EngineCapabilities()
     engines.observe(target, CHAT, NO_IDS, streamed=True)
     engines.observe(target, CHAT, NO_IDS, streamed=False)
     assert await engines.of(target) == Capability(streams_ids=True, known=True, ids=False)
@@ -123,7 +122,7 @@ async def test_every_replica_is_probed_and_a_route_is_asked_for_what_all_of_them
         settings = CaptureSettings(upstream=one.url, default_route=Route(replicas=(two.url,)))
         async with make_client(settings) as client:
             (target,) = RouteTable(settings).trained
-            engines = Engines((target,), wait_seconds=WAIT)
+            engines = EngineCapabilities((target,), wait_seconds=WAIT)
             await Probe(client, engines, Metrics("capture")).run()
             assert await engines.of(target) == Capability(EngineKind.AUTO, streams_ids=False, known=True, ids=True)
 
@@ -140,7 +139,7 @@ async def test_a_replica_that_is_down_at_the_start_is_probed_when_it_comes_up(mo
         settings = CaptureSettings(upstream=one.url, default_route=Route(replicas=(two.url,)))
         async with make_client(settings) as client:
             (target,) = RouteTable(settings).trained
-            engines = Engines((target,), wait_seconds=WAIT)
+            engines = EngineCapabilities((target,), wait_seconds=WAIT)
             probing = asyncio.create_task(Probe(client, engines, Metrics("capture")).run())
             # The one that is up says what there is to know, before the other one does.
             assert (await engines.of(target)).kind is EngineKind.SGLANG
@@ -152,11 +151,11 @@ async def test_a_replica_that_is_down_at_the_start_is_probed_when_it_comes_up(mo
 @pytest.mark.parametrize(("one", "two", "both"), [(True, True, True), (True, False, False), (None, True, None)])
 def test_replicas_that_differ_are_as_good_as_the_weakest(*, one: bool | None, two: bool, both: bool | None) -> None:
     found = [Capability(EngineKind.VLLM, known=True, ids=one), Capability(EngineKind.VLLM, known=True, ids=two)]
-    assert weakest(found) == Capability(EngineKind.VLLM, known=True, ids=both)
-    assert weakest(()) == Capability()
+    assert common_capability(found) == Capability(EngineKind.VLLM, known=True, ids=both)
+    assert common_capability(()) == Capability()
 
 
-class Told(Engines):
+class Told(EngineCapabilities):
     """Says when something was learnt."""
 
     def learn(self, root: str, capability: Capability) -> None:
@@ -186,9 +185,9 @@ async def test_an_engine_in_the_place_of_another_is_probed_when_its_replies_spea
             assert await engines.of(target) == Capability(EngineKind.VLLM, known=True, ids=True)
             behind.append(ScriptedEngine(("ok",), owner="sglang", stream_ids=False))
             engines.learnt.clear()
-            for reading in (NO_IDS, NO_IDS, WITH_IDS, NO_IDS, NO_IDS, NO_IDS):
+            for reply in (NO_IDS, NO_IDS, WITH_IDS, NO_IDS, NO_IDS, NO_IDS):
                 assert not engines.learnt.is_set()
-                engines.observe(target, CHAT, reading, streamed=True)
+                engines.observe(target, CHAT, reply, streamed=True)
             await engines.learnt.wait()
             assert await engines.of(target) == Capability(EngineKind.SGLANG, streams_ids=False, known=True, ids=True)
             watching.cancel()
@@ -196,7 +195,7 @@ async def test_an_engine_in_the_place_of_another_is_probed_when_its_replies_spea
 
 
 async def test_where_nothing_is_probed_another_engine_is_learnt_from_its_replies() -> None:
-    target, engines = Target(Route(), "http://127.0.0.1:9/v1", None), Engines()
+    target, engines = Target(Route(), "http://127.0.0.1:9/v1", None), EngineCapabilities()
     engines.observe(target, CHAT, WITH_IDS, streamed=True)
     for _ in range(3):
         engines.observe(target, CHAT, NO_IDS, streamed=True)

@@ -9,24 +9,16 @@ import pytest
 from rollmill.codec import decode, encode
 from rollmill.models import CallKind, CallStatus, CompletionEvent, CompletionRecord, PolicyVersion
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.apis.history_cache import HistoryCache
-from rollmill_capture.apis.openai_chat import ChatApi
-from rollmill_capture.apis.token_routes import GenerateApi
-from rollmill_capture.coordination.policy_versions import read_stamp, version_span
-from rollmill_capture.proxy.completion_record import (
-    Call,
-    CallResult,
-    completion_record,
-    fitting_bytes,
-    room_for,
-    sampling_of,
-    skeleton,
-)
+from rollmill_capture.apis.history_cache import HistoryCache, SessionHistory
+from rollmill_capture.apis.native import SglangGenerateApi
+from rollmill_capture.apis.openai import ChatApi
+from rollmill_capture.coordination.policies import read_stamp, version_span
+from rollmill_capture.model_config import Route, VersionSource
+from rollmill_capture.proxy.record_size import fitting_bytes, skeleton
+from rollmill_capture.proxy.recorder import Call, CallResult, completion_record
 from rollmill_capture.proxy.upstream_request import prepare
-from rollmill_capture.settings import Route, VersionSource
-from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
-from rollmill_capture.upstream.formats.logprobs import as_ids
-from rollmill_capture.upstream.model_routes import Target
+from rollmill_capture.upstream.client import Target
+from rollmill_capture.upstream.formats.parsed_reply import ParsedChoice, ParsedReply, as_ids
 
 TOKENS = 500
 
@@ -39,7 +31,7 @@ def call(**fields: object) -> Call:
         completion_id="c",
         kind=CallKind.AGENT,
         target=Target(Route(), "http://engine/v1", None),
-        served=prepare(orjson.dumps(body), ChatApi().read(body, {}, HistoryCache().of("s"))),
+        request=prepare(orjson.dumps(body), ChatApi().parse_request(body, {}, SessionHistory(HistoryCache(), "s"))),
         started_at=1.0,
         announced=PolicyVersion(),
     )
@@ -98,9 +90,9 @@ def test_what_cannot_be_made_to_fit_leaves_a_count_of_its_tokens() -> None:
 
 
 def test_sampling_is_what_the_request_says_and_nothing_is_guessed() -> None:
-    said = sampling_of(call(temperature=0, top_p=0.9, top_k=20))
+    said = call(temperature=0, top_p=0.9, top_k=20).request.sampling_params()
     assert (said.temperature, said.top_p, said.top_k) == (0.0, 0.9, 20)
-    odd = sampling_of(call(temperature="hot", top_p=7, top_k=True))
+    odd = call(temperature="hot", top_p=7, top_k=True).request.sampling_params()
     assert (odd.temperature, odd.top_p, odd.top_k) == (None, None, None)
 
 
@@ -135,17 +127,28 @@ def test_more_logprobs_than_ids_say_nothing() -> None:
 
 def native(**sampling: object) -> Call:
     body = {"input_ids": [1, 2, 3], "sampling_params": sampling}
-    return replace(call(), served=prepare(orjson.dumps(body), GenerateApi().read(body, {}, HistoryCache().of("s"))))
+    return replace(
+        call(),
+        request=prepare(
+            orjson.dumps(body), SglangGenerateApi().parse_request(body, {}, SessionHistory(HistoryCache(), "s"))
+        ),
+    )
 
 
 def test_the_room_that_is_kept_for_a_record_is_never_less_than_it_takes_nor_made_out_of_nothing() -> None:
-    none, least = COMPLETIONS.max_bytes, room_for(call(max_tokens=1))
+    none, least = COMPLETIONS.max_bytes, call(max_tokens=1).request.record_bytes
     assert 64 * 1024 < least < 100_000
-    assert room_for(call(max_tokens=1, n=4)) - least == pytest.approx(3 * 64, abs=100)
-    assert 64 * 1024 < room_for(call(max_tokens=-(10**12))) <= least + 100
-    assert (room_for(call()), room_for(call(max_tokens=10**9)), room_for(native())) == (none, none, none)
-    assert room_for(native(max_new_tokens=100)) - room_for(native(max_new_tokens=1)) == pytest.approx(99 * 64, abs=20)
+    assert call(max_tokens=1, n=4).request.record_bytes - least == pytest.approx(3 * 64, abs=100)
+    assert 64 * 1024 < call(max_tokens=-(10**12)).request.record_bytes <= least + 100
+    assert (
+        call().request.record_bytes,
+        call(max_tokens=10**9).request.record_bytes,
+        native().request.record_bytes,
+    ) == (none, none, none)
+    assert native(max_new_tokens=100).request.record_bytes - native(
+        max_new_tokens=1
+    ).request.record_bytes == pytest.approx(99 * 64, abs=20)
     # A field of that name says nothing to an engine's chat.
-    assert room_for(call(sampling_params={"max_tokens": 1})) == none
-    assert sampling_of(call(temperature=0.5, sampling_params={"temperature": 2.0})).temperature == 0.5
-    assert sampling_of(native(temperature=0.25)).temperature == 0.25
+    assert call(sampling_params={"max_tokens": 1}).request.record_bytes == none
+    assert call(temperature=0.5, sampling_params={"temperature": 2.0}).request.sampling_params().temperature == 0.5
+    assert native(temperature=0.25).request.sampling_params().temperature == 0.25

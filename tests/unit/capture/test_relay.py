@@ -2,9 +2,9 @@
 
 import orjson
 
-from rollmill_capture.apis.passthrough_reply import DONE, RequestedDetails, passthrough
+from rollmill_capture.apis.openai import DONE, RequestedDetails, passthrough_formatter
 from rollmill_capture.errors import OPENAI
-from rollmill_capture.proxy.stream_relay import StreamRelay
+from rollmill_capture.proxy.response_stream import StreamRelay
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 NOTHING = RequestedDetails(ids=False, logprobs=False, usage=False)
@@ -12,7 +12,9 @@ ALL = RequestedDetails(ids=True, logprobs=True, usage=True)
 
 
 def relay_for(wants: RequestedDetails, choices: int) -> StreamRelay:
-    return StreamRelay(CHAT.assembler(choices, None), passthrough(CHAT, wants).voice(), OPENAI.keep_alive)
+    return StreamRelay(
+        CHAT.assembler(choices, None), passthrough_formatter(CHAT, wants).stream_formatter(), OPENAI.keep_alive
+    )
 
 
 def chunk(index: int = 0, text: str = "", finish: str | None = None, ids: tuple[int, ...] = ()) -> bytes:

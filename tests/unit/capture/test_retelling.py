@@ -15,13 +15,12 @@ from rollmill.testing.http.scripted_engine import decode, encode
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPolicies
 from rollmill_capture.coordination.session_table import SessionTable
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError, ParsedText, ReasoningAndToolParser, read_text
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.policy_pause import CallGates
 
 WAIT = 5.0
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a":  1}}\n</tool_call>'
@@ -55,8 +54,8 @@ def test_a_call_in_another_form_cannot_be_continued() -> None:
 
 def test_what_was_told_is_never_taken_back() -> None:
     for message in ({"content": "Other."}, {"tool_calls": [{"function": {"name": "h", "arguments": ""}}]}):
-        with pytest.raises(CannotContinueError, match="otherwise"):
-            ReasoningAndToolParser(TEXT, message, tools=True, name="c").more("", final=True)
+        with pytest.raises(CannotContinueError, match="differs"):
+            ReasoningAndToolParser(TEXT, message, tools=True, name="c").feed("", final=True)
 
 
 def added(whole: dict[str, Any], delta: dict[str, Any]) -> None:
@@ -79,7 +78,7 @@ def test_wherever_a_reply_is_broken_off_its_parts_make_the_whole() -> None:
         whole: dict[str, Any] = {}
         added(whole, {**message, "tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]})
         for place in range(cut, len(TEXT), 3):
-            added(whole, told.more(TEXT[place : place + 3], final=place + 3 >= len(TEXT)))
+            added(whole, told.feed(TEXT[place : place + 3], final=place + 3 >= len(TEXT)))
         assert whole["reasoning_content"] == "hm, let me"
         assert whole["content"].lstrip() == "I look."
         assert [tuple(call.values()) for call in whole["tool_calls"]] == list(CALLS)
@@ -93,7 +92,7 @@ def test_a_call_that_was_told_in_part_goes_on_where_it_stopped() -> None:
         "tool_calls": [{"id": "c9", "type": "function", "function": {"name": "f", "arguments": '{"a":  '}}],
     }
     told = ReasoningAndToolParser(TEXT[:cut], message, tools=True, name="c")
-    delta = told.more(TEXT[cut:], final=True)
+    delta = told.feed(TEXT[cut:], final=True)
     assert delta["tool_calls"][0] == {"index": 0, "function": {"arguments": "1}"}}
     assert delta["tool_calls"][1]["function"]["name"] == "g"
     assert [call["id"] for call in told.message()["tool_calls"]] == ["c9", "call_c_1"]
@@ -167,7 +166,7 @@ def _joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def called(engine: Engine, *, stream: bool) -> tuple[bytes, CompletionRecord]:
-    pauses, sink, table = CallGates(WAIT), MemoryEventWriter(), SessionTable()
+    pauses, event_writer, table = PausedPolicies(WAIT), MemoryEventWriter(), SessionTable()
     pauses.pause("policy", PauseMode.ABORT_RESUME)
     pauses.resume("policy")
     table.apply(SessionEntry(session_id="s1", state=SessionState.OPEN, spec=SessionSpec(), opened_at=1.0))
@@ -176,7 +175,7 @@ async def called(engine: Engine, *, stream: bool) -> tuple[bytes, CompletionReco
         sessions=table,
         position=CaughtUp(),
         announced=AnnouncedVersions(),
-        sink=sink,
+        event_writer=event_writer,
         upstream=Upstream(httpx.AsyncClient(transport=httpx.MockTransport(engine.answer)), pauses),
         clock=ManualClock(),
         metrics=Metrics("capture"),
@@ -185,7 +184,7 @@ async def called(engine: Engine, *, stream: bool) -> tuple[bytes, CompletionReco
     path = "/sessions/s1/v1/chat/completions"
     async with AsgiCall(assemble(parts), "POST", path, body) as call, asyncio.timeout(WAIT):
         raw = await call.rest()
-    (record,) = sink.of(COMPLETIONS)
+    (record,) = event_writer.of(COMPLETIONS)
     return raw, record
 
 

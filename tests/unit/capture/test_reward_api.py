@@ -15,10 +15,10 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import EVALUATIONS
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
+from rollmill_capture.http.application import CaptureParts, assemble
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 
@@ -30,14 +30,14 @@ class Desk:
     """Capture with one open session, ``s1``, of the tenant ``a``."""
 
     def __init__(self, **settings: Any) -> None:
-        self.sink = MemoryEventWriter()
+        self.event_writer = MemoryEventWriter()
         self.app = assemble(
             CaptureParts(
                 settings=CaptureSettings(**settings),
                 sessions=SessionTable(),
                 position=CaughtUp(),
                 announced=AnnouncedVersions(),
-                sink=self.sink,
+                event_writer=self.event_writer,
                 upstream=Upstream(httpx.AsyncClient()),
                 clock=ManualClock(1000.0),
                 metrics=Metrics("capture"),
@@ -56,19 +56,21 @@ class Desk:
 
     @property
     def said(self) -> list[Evaluation]:
-        return self.sink.of(EVALUATIONS)
+        return self.event_writer.of(EVALUATIONS)
 
 
 @pytest.fixture
-async def desk() -> Desk:
+async def resolver() -> Desk:
     made = Desk()
     await made.open()
     return made
 
 
-async def test_a_reward_is_an_evaluation_of_the_session(desk: Desk) -> None:
-    status, answer = await desk.post(REWARD, {"reward": 0.0, "components": {"tone": 0.5}, "metadata": {"by": "eve"}})
-    (evaluation,) = desk.said
+async def test_a_reward_is_an_evaluation_of_the_session(resolver: Desk) -> None:
+    status, answer = await resolver.post(
+        REWARD, {"reward": 0.0, "components": {"tone": 0.5}, "metadata": {"by": "eve"}}
+    )
+    (evaluation,) = resolver.said
     assert status == 202
     assert answer == {
         "session_id": "s1",
@@ -84,15 +86,15 @@ async def test_a_reward_is_an_evaluation_of_the_session(desk: Desk) -> None:
     assert (evaluation.at, evaluation.final, evaluation.repeatable) == (1000.0, False, False)
 
 
-async def test_a_closed_session_takes_rewards(desk: Desk) -> None:
-    await desk.post("/v1/sessions/s1/close", {"status": "COMPLETED"})
-    status, _ = await desk.post(REWARD, {"trace_rewards": [1.0, None], "turn_rewards": [[0.5], None]})
+async def test_a_closed_session_takes_rewards(resolver: Desk) -> None:
+    await resolver.post("/v1/sessions/s1/close", {"status": "COMPLETED"})
+    status, _ = await resolver.post(REWARD, {"trace_rewards": [1.0, None], "turn_rewards": [[0.5], None]})
     assert status == 202
-    assert desk.said[0].trace_rewards == (1.0, None)
-    assert desk.said[0].turn_rewards == ((0.5,), None)
+    assert resolver.said[0].trace_rewards == (1.0, None)
+    assert resolver.said[0].turn_rewards == ((0.5,), None)
 
 
-async def test_saying_the_same_again_is_a_duplicate_and_anything_else_is_not(desk: Desk) -> None:
+async def test_saying_the_same_again_is_a_duplicate_and_anything_else_is_not(resolver: Desk) -> None:
     bodies: list[dict[str, Any]] = [
         {"reward": 1.0},
         {"reward": 1.0},
@@ -102,12 +104,12 @@ async def test_saying_the_same_again_is_a_duplicate_and_anything_else_is_not(des
         {"outcome_reward": 0.75, "supersedes": "mine", "evaluator": "tests"},
     ]
     for body in bodies:
-        await desk.post(REWARD, body)
-    names = [evaluation.evaluation_id for evaluation in desk.said]
+        await resolver.post(REWARD, body)
+    names = [evaluation.evaluation_id for evaluation in resolver.said]
     assert names[0] == names[1]
     assert len(set(names)) == 5
     assert names[4] == "mine"
-    assert desk.said[5].supersedes == "mine"
+    assert resolver.said[5].supersedes == "mine"
 
 
 @pytest.mark.parametrize(
@@ -127,33 +129,33 @@ async def test_saying_the_same_again_is_a_duplicate_and_anything_else_is_not(des
         ({"reward": 1.0, "session_id": "s2"}, "session_id"),
     ],
 )
-async def test_what_is_no_reward_is_refused_with_advice(desk: Desk, body: object, complaint: str) -> None:
-    status, answer = await desk.post(REWARD, body)
+async def test_what_is_no_reward_is_refused_with_advice(resolver: Desk, body: object, complaint: str) -> None:
+    status, answer = await resolver.post(REWARD, body)
     assert status == 422
     assert complaint in answer["error"]["message"]
-    assert desk.said == []
+    assert resolver.said == []
 
 
-async def test_a_grader_can_say_that_there_is_no_grade(desk: Desk) -> None:
-    assert (await desk.post(REWARD, {"not_graded": "unclear_task"}))[0] == 202
-    assert desk.said[0].not_graded == "unclear_task"
+async def test_a_grader_can_say_that_there_is_no_grade(resolver: Desk) -> None:
+    assert (await resolver.post(REWARD, {"not_graded": "unclear_task"}))[0] == 202
+    assert resolver.said[0].not_graded == "unclear_task"
 
 
-async def test_unknown_sessions_and_attempts_are_refused(desk: Desk) -> None:
-    assert (await desk.post("/v1/sessions/s2/reward", {"reward": 1.0}))[0] == 404
-    assert (await desk.post(REWARD, {"reward": 1.0, "attempt": 2}))[0] == 409
+async def test_unknown_sessions_and_attempts_are_refused(resolver: Desk) -> None:
+    assert (await resolver.post("/v1/sessions/s2/reward", {"reward": 1.0}))[0] == 404
+    assert (await resolver.post(REWARD, {"reward": 1.0, "attempt": 2}))[0] == 409
 
 
-async def test_a_reward_that_the_log_does_not_take_is_to_be_sent_again(desk: Desk) -> None:
-    desk.sink.failure = NotAcknowledgedError("Kafka is away")
-    assert (await desk.post(REWARD, {"reward": 1.0}))[0] == 503
-    desk.sink.failure, desk.sink.full = None, BackpressureError("no room", retry_after=3)
-    assert (await desk.post(REWARD, {"reward": 1.0}))[0] == 503
+async def test_a_reward_that_the_log_does_not_take_is_to_be_sent_again(resolver: Desk) -> None:
+    resolver.event_writer.failure = NotAcknowledgedError("Kafka is away")
+    assert (await resolver.post(REWARD, {"reward": 1.0}))[0] == 503
+    resolver.event_writer.failure, resolver.event_writer.full = None, BackpressureError("no room", retry_after=3)
+    assert (await resolver.post(REWARD, {"reward": 1.0}))[0] == 503
 
 
 async def test_where_keys_are_asked_for_the_tenant_grades_and_the_agent_does_not() -> None:
     keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a-key", "b-key")}
-    desk = Desk(api_keys={"a": keys["a-key"], "b": keys["b-key"]})
-    token = await desk.open("a-key")
-    statuses = [(await desk.post(REWARD, {"reward": 1.0}, key))[0] for key in (None, token, "b-key", "a-key")]
+    resolver = Desk(api_keys={"a": keys["a-key"], "b": keys["b-key"]})
+    token = await resolver.open("a-key")
+    statuses = [(await resolver.post(REWARD, {"reward": 1.0}, key))[0] for key in (None, token, "b-key", "a-key")]
     assert statuses == [401, 401, 404, 202]

@@ -15,11 +15,11 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.topics import COMPLETIONS, SESSIONS
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.auth import digest_of
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import InFlight, SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
+from rollmill_capture.http.application import CaptureParts, assemble
+from rollmill_capture.http.requests import digest_of
 from rollmill_capture.http.session_requests import read_close_request
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
@@ -52,7 +52,7 @@ class Elsewhere:
 
 @dataclass
 class Desk:
-    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     table: SessionTable = field(default_factory=SessionTable)
     clock: ManualClock = field(default_factory=lambda: ManualClock(1000.0))
     engine: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,7 +67,7 @@ class Desk:
                 sessions=self.table,
                 position=self.elsewhere,
                 announced=AnnouncedVersions(),
-                sink=self.sink,
+                event_writer=self.event_writer,
                 upstream=Upstream(client),
                 clock=self.clock,
                 metrics=Metrics("capture"),
@@ -93,20 +93,20 @@ class Desk:
 
     @property
     def events(self) -> list[Any]:
-        return self.sink.of(COMPLETIONS)
+        return self.event_writer.of(COMPLETIONS)
 
     @property
     def entries(self) -> list[SessionEntry]:
-        return self.sink.of(SESSIONS)
+        return self.event_writer.of(SESSIONS)
 
 
 async def test_opening_tells_what_an_agent_needs() -> None:
-    desk = Desk()
-    status, opened = await desk.post("/v1/sessions", {**SPEC, "session_id": "s1"})
+    resolver = Desk()
+    status, opened = await resolver.post("/v1/sessions", {**SPEC, "session_id": "s1"})
     assert status == 201
     assert opened["base_url"] == "https://capture.example/sessions/s1/v1"
     assert len(opened["api_key"]) > 30
-    assert desk.entries[0].token == digest_of(opened["api_key"])
+    assert resolver.entries[0].token == digest_of(opened["api_key"])
     assert opened["environment"] == {
         "OPENAI_BASE_URL": "https://capture.example/sessions/s1/v1",
         "OPENAI_API_KEY": opened["api_key"],
@@ -117,15 +117,15 @@ async def test_opening_tells_what_an_agent_needs() -> None:
         "ROLLMILL_SESSION_ID": "s1",
         "ROLLMILL_TASK_ID": "t1",
     }
-    (event,) = desk.events
+    (event,) = resolver.events
     assert event == SessionOpened(session_id="s1", spec=SessionSpec.model_validate(SPEC), at=1000.0)
-    assert [item.topic for item in desk.sink.appended] == [COMPLETIONS, SESSIONS]
-    assert desk.entries[0].state is SessionState.OPEN
+    assert [item.topic for item in resolver.event_writer.appended] == [COMPLETIONS, SESSIONS]
+    assert resolver.entries[0].state is SessionState.OPEN
 
 
 async def test_without_an_id_capture_chooses_one_each_time() -> None:
-    desk = Desk()
-    ids = {(await desk.post("/v1/sessions"))[1]["session_id"] for _ in range(3)}
+    resolver = Desk()
+    ids = {(await resolver.post("/v1/sessions"))[1]["session_id"] for _ in range(3)}
     assert len(ids) == 3
 
 
@@ -145,56 +145,56 @@ async def test_without_an_id_capture_chooses_one_each_time() -> None:
     ],
 )
 async def test_a_bad_opening_is_refused_with_advice_and_leaves_no_trace(body: object, words: str) -> None:
-    desk = Desk()
-    status, answer = await desk.post("/v1/sessions", body)
+    resolver = Desk()
+    status, answer = await resolver.post("/v1/sessions", body)
     assert status == 422
     assert words in answer["error"]["message"]
-    assert desk.sink.appended == []
+    assert resolver.event_writer.appended == []
 
 
 async def test_opening_again_is_answered_again_and_another_spec_is_a_conflict() -> None:
-    desk = Desk()
-    first = await desk.post("/v1/sessions", {**SPEC, "session_id": "s1"})
-    again = await desk.post("/v1/sessions", {**SPEC, "session_id": "s1"})
-    other = await desk.post("/v1/sessions", {"session_id": "s1"})
+    resolver = Desk()
+    first = await resolver.post("/v1/sessions", {**SPEC, "session_id": "s1"})
+    again = await resolver.post("/v1/sessions", {**SPEC, "session_id": "s1"})
+    other = await resolver.post("/v1/sessions", {"session_id": "s1"})
     assert (again[0], again[1]) == (200, first[1])
     assert other[0] == 409
-    assert len(desk.events) == 1
+    assert len(resolver.events) == 1
 
 
 async def test_a_session_that_another_replica_opened_is_found() -> None:
-    desk = Desk()
-    desk.elsewhere.arrives = SessionEntry(
+    resolver = Desk()
+    resolver.elsewhere.arrives = SessionEntry(
         session_id="s9", state=SessionState.OPEN, spec=SessionSpec(task_id="t9"), opened_at=5.0
     )
-    status, shown = await desk.get("/v1/sessions/s9")
+    status, shown = await resolver.get("/v1/sessions/s9")
     assert (status, shown["spec"]["task_id"], shown["state"]) == (200, "t9", "open")
-    assert (await desk.post("/v1/sessions", {"session_id": "s9"}))[0] == 409
+    assert (await resolver.post("/v1/sessions", {"session_id": "s9"}))[0] == 409
 
 
 async def test_a_higher_attempt_takes_a_session_over() -> None:
-    desk = Desk()
-    await desk.post("/v1/sessions", {"session_id": "s1"})
-    await desk.post("/v1/sessions/s1/close")
-    assert (await desk.post("/v1/sessions", {"session_id": "s1"}))[0] == 409
-    assert (await desk.post("/v1/sessions", {"session_id": "s1", "attempt": 2}))[0] == 201
-    assert (await desk.get("/v1/sessions/s1"))[1]["attempt"] == 2
-    assert (await desk.post("/v1/sessions/s1/close", {"attempt": 1}))[0] == 409
+    resolver = Desk()
+    await resolver.post("/v1/sessions", {"session_id": "s1"})
+    await resolver.post("/v1/sessions/s1/close")
+    assert (await resolver.post("/v1/sessions", {"session_id": "s1"}))[0] == 409
+    assert (await resolver.post("/v1/sessions", {"session_id": "s1", "attempt": 2}))[0] == 201
+    assert (await resolver.get("/v1/sessions/s1"))[1]["attempt"] == 2
+    assert (await resolver.post("/v1/sessions/s1/close", {"attempt": 1}))[0] == 409
 
 
 async def test_closing_is_recorded_once_and_answered_again_for_equal_content() -> None:
-    desk = Desk()
-    await desk.post("/v1/sessions", {"session_id": "s1"})
+    resolver = Desk()
+    await resolver.post("/v1/sessions", {"session_id": "s1"})
     body = {"status": "ERROR", "error": "agent crashed", "output": {"answer": 42}, "reward": 0.0}
-    status, closed = await desk.post("/v1/sessions/s1/close", body)
+    status, closed = await resolver.post("/v1/sessions/s1/close", body)
     assert (status, closed["state"]) == (200, "closed")
-    event = desk.events[-1]
+    event = resolver.events[-1]
     assert isinstance(event, SessionClosed)
     assert (event.status, event.error, event.reward) == (SessionStatus.ERROR, "agent crashed", 0.0)
     assert event.output == b'{"answer":42}'
-    assert (await desk.post("/v1/sessions/s1/close", body))[0] == 200
-    assert (await desk.post("/v1/sessions/s1/close", {**body, "reward": None}))[0] == 409
-    assert [len(desk.events), len(desk.entries)] == [2, 2]
+    assert (await resolver.post("/v1/sessions/s1/close", body))[0] == 200
+    assert (await resolver.post("/v1/sessions/s1/close", {**body, "reward": None}))[0] == 409
+    assert [len(resolver.events), len(resolver.entries)] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ async def test_closing_is_recorded_once_and_answered_again_for_equal_content() -
     ],
 )
 async def test_a_bad_close_is_refused_with_advice(body: object, words: str) -> None:
-    desk = Desk()
-    await desk.post("/v1/sessions", {"session_id": "s1"})
-    status, answer = await desk.post("/v1/sessions/s1/close", body)
+    resolver = Desk()
+    await resolver.post("/v1/sessions", {"session_id": "s1"})
+    status, answer = await resolver.post("/v1/sessions/s1/close", body)
     assert status == 422
     assert words in answer["error"]["message"]
-    assert desk.table.get("s1") == desk.entries[0]
+    assert resolver.table.get("s1") == resolver.entries[0]
 
 
 async def test_closing_an_unknown_session_is_404() -> None:
@@ -221,76 +221,76 @@ async def test_closing_an_unknown_session_is_404() -> None:
 
 
 async def test_closing_waits_for_calls_in_flight_and_lets_no_new_one_in() -> None:
-    desk = Desk()
-    await desk.post("/v1/sessions", {"session_id": "s1"})
+    resolver = Desk()
+    await resolver.post("/v1/sessions", {"session_id": "s1"})
     ask = {"messages": [{"role": "user", "content": "x"}]}
     chat = "/sessions/s1/v1/chat/completions"
-    async with asyncio.timeout(WAIT), AsgiCall(desk.app, "POST", chat, ask) as call:
-        await desk.called.wait()
-        async with AsgiCall(desk.app, "POST", "/v1/sessions/s1/close") as closing:
-            refused = await desk.post(chat, ask)
-            desk.engine.set()
+    async with asyncio.timeout(WAIT), AsgiCall(resolver.app, "POST", chat, ask) as call:
+        await resolver.called.wait()
+        async with AsgiCall(resolver.app, "POST", "/v1/sessions/s1/close") as closing:
+            refused = await resolver.post(chat, ask)
+            resolver.engine.set()
             assert (await closing.json())["state"] == "closed"
         await call.rest()
     assert refused[0] == 409
-    assert [event.type for event in desk.events] == ["session_opened", "completion", "session_closed"]
+    assert [event.type for event in resolver.events] == ["session_opened", "completion", "session_closed"]
 
 
 async def test_a_call_that_does_not_end_keeps_its_session_open() -> None:
-    desk = Desk()
-    await desk.post("/v1/sessions", {"session_id": "s1"})
+    resolver = Desk()
+    await resolver.post("/v1/sessions", {"session_id": "s1"})
     ask: dict[str, Any] = {"messages": []}
-    async with asyncio.timeout(WAIT), AsgiCall(desk.app, "POST", "/sessions/s1/v1/chat/completions", ask) as call:
-        await desk.called.wait()
-        status, answer = await desk.post("/v1/sessions/s1/close")
-        assert (status, desk.table.get("s1")) == (409, desk.entries[0])
+    async with asyncio.timeout(WAIT), AsgiCall(resolver.app, "POST", "/sessions/s1/v1/chat/completions", ask) as call:
+        await resolver.called.wait()
+        status, answer = await resolver.post("/v1/sessions/s1/close")
+        assert (status, resolver.table.get("s1")) == (409, resolver.entries[0])
         assert "in flight" in answer["error"]["message"]
-        desk.engine.set()
+        resolver.engine.set()
         await call.rest()
-    assert (await desk.post("/v1/sessions/s1/close"))[0] == 200
+    assert (await resolver.post("/v1/sessions/s1/close"))[0] == 200
 
 
 async def test_nothing_is_open_or_closed_before_the_log_says_so() -> None:
-    desk = Desk()
-    desk.sink.failure = NotAcknowledgedError("no answer")
-    assert (await desk.post("/v1/sessions", {"session_id": "s1"}))[0] == 503
-    assert (await desk.get("/v1/sessions/s1"))[0] == 404
-    desk.sink.failure = None
-    await desk.post("/v1/sessions", {"session_id": "s1"})
-    desk.sink.failure = NotAcknowledgedError("no answer")
-    assert (await desk.post("/v1/sessions/s1/close"))[0] == 503
-    desk.sink.failure = None
-    assert (await desk.get("/v1/sessions/s1"))[1]["state"] == "open"
+    resolver = Desk()
+    resolver.event_writer.failure = NotAcknowledgedError("no answer")
+    assert (await resolver.post("/v1/sessions", {"session_id": "s1"}))[0] == 503
+    assert (await resolver.get("/v1/sessions/s1"))[0] == 404
+    resolver.event_writer.failure = None
+    await resolver.post("/v1/sessions", {"session_id": "s1"})
+    resolver.event_writer.failure = NotAcknowledgedError("no answer")
+    assert (await resolver.post("/v1/sessions/s1/close"))[0] == 503
+    resolver.event_writer.failure = None
+    assert (await resolver.get("/v1/sessions/s1"))[1]["state"] == "open"
 
 
 async def test_what_was_not_acknowledged_is_sent_again_with_the_same_bytes() -> None:
-    desk = Desk()
+    resolver = Desk()
     for path, body in (("/v1/sessions", {"session_id": "s1", "task_id": "t"}), ("/v1/sessions/s1/close", {})):
-        desk.sink.appended.clear()
-        desk.sink.doubt = NotAcknowledgedError("late")
-        assert (await desk.post(path, body))[0] == 503
-        desk.clock.advance(20)
-        desk.sink.doubt = None
-        assert (await desk.post(path, body))[0] in {200, 201}
-        first, again = desk.events
+        resolver.event_writer.appended.clear()
+        resolver.event_writer.doubt = NotAcknowledgedError("late")
+        assert (await resolver.post(path, body))[0] == 503
+        resolver.clock.advance(20)
+        resolver.event_writer.doubt = None
+        assert (await resolver.post(path, body))[0] in {200, 201}
+        first, again = resolver.events
         assert first == again
-        assert desk.entries[0].opened_at == 1000.0
+        assert resolver.entries[0].opened_at == 1000.0
 
 
 async def test_another_request_after_a_doubtful_one_is_another_event() -> None:
-    desk = Desk()
-    desk.sink.doubt = NotAcknowledgedError("late")
-    await desk.post("/v1/sessions", {"session_id": "s1", "task_id": "t"})
-    desk.clock.advance(20)
-    desk.sink.doubt = None
-    assert (await desk.post("/v1/sessions", {"session_id": "s1", "task_id": "u"}))[0] == 201
-    assert [(event.spec.task_id, event.at) for event in desk.events] == [("t", 1000.0), ("u", 1020.0)]
+    resolver = Desk()
+    resolver.event_writer.doubt = NotAcknowledgedError("late")
+    await resolver.post("/v1/sessions", {"session_id": "s1", "task_id": "t"})
+    resolver.clock.advance(20)
+    resolver.event_writer.doubt = None
+    assert (await resolver.post("/v1/sessions", {"session_id": "s1", "task_id": "u"}))[0] == 201
+    assert [(event.spec.task_id, event.at) for event in resolver.events] == [("t", 1000.0), ("u", 1020.0)]
 
 
 async def test_unknown_paths_and_methods_answer_in_the_same_shape() -> None:
-    desk = Desk()
-    assert (await desk.post("/v2/chat"))[1]["error"]["code"] == 404
-    assert (await desk.get("/v1/sessions/s1/close"))[1]["error"]["code"] == 405
+    resolver = Desk()
+    assert (await resolver.post("/v2/chat"))[1]["error"]["code"] == 404
+    assert (await resolver.get("/v1/sessions/s1/close"))[1]["error"]["code"] == 405
 
 
 def test_an_echo_of_an_older_entry_does_not_reopen_a_session() -> None:
@@ -309,10 +309,10 @@ def test_an_echo_of_an_older_entry_does_not_reopen_a_session() -> None:
 
 async def test_idle_is_told_when_the_last_call_leaves() -> None:
     calls = InFlight()
-    await calls.idle("s")
+    await calls.wait_until_idle("s")
     with calls.call("s"):
         with calls.call("s"):
-            waiting = asyncio.create_task(calls.idle("s"))
+            waiting = asyncio.create_task(calls.wait_until_idle("s"))
             await asyncio.sleep(0)
         assert (calls.total, waiting.done()) == (1, False)
     await asyncio.wait_for(waiting, WAIT)
@@ -320,21 +320,21 @@ async def test_idle_is_told_when_the_last_call_leaves() -> None:
 
 
 async def test_what_another_replica_has_closed_is_not_closed_again_otherwise() -> None:
-    desk = Desk()
-    await desk.post("/v1/sessions", {"session_id": "s1"})
-    (opened,) = desk.entries
+    resolver = Desk()
+    await resolver.post("/v1/sessions", {"session_id": "s1"})
+    (opened,) = resolver.entries
     closing = read_close_request({"reward": 1.0}).digest
-    desk.elsewhere.arrives = opened.replace(state=SessionState.CLOSED, closed_at=2.0, closing=closing)
-    assert (await desk.post("/v1/sessions/s1/close", {"reward": 0.0}))[0] == 409
-    assert (await desk.post("/v1/sessions/s1/close", {"reward": 1.0}))[0] == 200
-    assert not [event for event in desk.events if isinstance(event, SessionClosed)]
+    resolver.elsewhere.arrives = opened.replace(state=SessionState.CLOSED, closed_at=2.0, closing=closing)
+    assert (await resolver.post("/v1/sessions/s1/close", {"reward": 0.0}))[0] == 409
+    assert (await resolver.post("/v1/sessions/s1/close", {"reward": 1.0}))[0] == 200
+    assert not [event for event in resolver.events if isinstance(event, SessionClosed)]
 
 
 async def test_what_another_replica_has_opened_is_not_opened_again() -> None:
-    desk = Desk()
-    await desk.post("/v1/sessions", {"session_id": "s1"})
-    (opened,) = desk.entries
-    desk.elsewhere.arrives = opened.replace(attempt=2, spec=SessionSpec(task_id="another"))
-    status, answer = await desk.post("/v1/sessions", {"session_id": "s1", "attempt": 2})
+    resolver = Desk()
+    await resolver.post("/v1/sessions", {"session_id": "s1"})
+    (opened,) = resolver.entries
+    resolver.elsewhere.arrives = opened.replace(attempt=2, spec=SessionSpec(task_id="another"))
+    status, answer = await resolver.post("/v1/sessions", {"session_id": "s1", "attempt": 2})
     assert (status, "was opened with another spec" in answer["error"]["message"]) == (409, True)
-    assert len(desk.events) == 1
+    assert len(resolver.events) == 1

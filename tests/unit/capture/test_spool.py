@@ -1,7 +1,7 @@
-"""The spool and the sink in front of it: what is acknowledged while Kafka is away, in which order it goes out."""
+"""The spool and the event writer: what is acknowledged while Kafka is away, and in which order it is sent."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from rollmill.errors import BackpressureError, ConfigurationError
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.app import opened_spool
-from rollmill_capture.event_log.event_writer import LogEventWriter
-from rollmill_capture.event_log.producer import NotAcknowledgedError, RefusedRecordError
+from rollmill_capture.event_log.event_writer import LogEventWriter, NotAcknowledgedError, RefusedRecordError
 from rollmill_capture.event_log.spool import NoRoomError, Spool, open_spool
+from rollmill_capture.event_log.spool_drain import SpoolDrain
 from rollmill_capture.event_log.spool_store import SpooledRecord, open_spool_store
 from rollmill_capture.settings import CaptureSettings
 
@@ -35,10 +35,11 @@ class Log:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     replaced: int = 0
 
-    async def send(self, topic: str, key: str, value: bytes) -> None:
-        await self.send_all([(topic, key, value)])
+    async def send(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None:
+        del headers
+        await self.send_all([(topic, key, value or b"")])
 
-    async def send_all(self, records: list[tuple[str, str, bytes]]) -> None:
+    async def send_all(self, records: Sequence[tuple[str, str, bytes]]) -> None:
         self.asked.set()
         if any(self.refuses(value) for _, _, value in records):
             raise RefusedRecordError("too large")
@@ -47,11 +48,7 @@ class Log:
         if not self.here.is_set():
             raise NotAcknowledgedError("away")
 
-    async def tell(self, topic: str, key: str, value: bytes | None, headers: Headers = ()) -> None:
-        del headers
-        await self.send(topic, key, value or b"")
-
-    async def answers(self) -> bool:
+    async def is_reachable(self) -> bool:
         return self.here.is_set()
 
     async def replace(self) -> None:
@@ -65,10 +62,10 @@ class Log:
 @asynccontextmanager
 async def spooling(path: Path, log: Log, limit: int = 1000) -> AsyncIterator[tuple[LogEventWriter, Spool]]:
     spool = await open_spool(path, "t.", limit)
-    sink = LogEventWriter(log, spool, Metrics("capture"))
-    draining = asyncio.create_task(sink.drain())
+    event_writer = LogEventWriter(log, spool, Metrics("capture"))
+    draining = asyncio.create_task(SpoolDrain(event_writer).run())
     try:
-        yield sink, spool
+        yield event_writer, spool
     finally:
         draining.cancel()
         await asyncio.wait((draining,))
@@ -77,83 +74,85 @@ async def spooling(path: Path, log: Log, limit: int = 1000) -> AsyncIterator[tup
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmill_capture.event_log.event_writer.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("rollmill_capture.event_log.spool_drain.RETRY_SECONDS", 0.01)
 
 
 async def test_without_kafka_records_are_acknowledged_by_the_disk_and_sent_in_order_later(tmp_path: Path) -> None:
     log = Log()
-    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
-        await asyncio.gather(*(sink.append(COMPLETIONS, f"s{number % 3}", b"%d" % number) for number in range(9)))
+    async with spooling(tmp_path, log) as (event_writer, spool), asyncio.timeout(WAIT):
+        await asyncio.gather(
+            *(event_writer.append(COMPLETIONS, f"s{number % 3}", b"%d" % number) for number in range(9))
+        )
         assert (log.sent, spool.records, spool.used) == ([], 9, 9)
         log.here.set()
-        assert await sink.emptied()
+        assert await event_writer.wait_drained()
         assert sorted(log.values) == [b"%d" % number for number in range(9)]
         for session in range(3):
             mine = [value for _, key, value in log.sent if key == f"s{session}"]
             assert mine == sorted(mine)
-        assert not sink.away
+        assert not event_writer.away
 
 
 async def test_while_a_session_has_spooled_records_its_later_ones_go_behind_them(tmp_path: Path) -> None:
     log = Log()
-    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
-        await sink.append(COMPLETIONS, "s1", b"first")
-        sink.away = False
-        await sink.append(SESSIONS, "s1", b"second")
+    async with spooling(tmp_path, log) as (event_writer, spool), asyncio.timeout(WAIT):
+        await event_writer.append(COMPLETIONS, "s1", b"first")
+        event_writer.away = False
+        await event_writer.append(SESSIONS, "s1", b"second")
         assert (spool.records, log.sent) == (2, [])
         log.here.set()
-        await sink.emptied()
-        await sink.append(COMPLETIONS, "s1", b"third")
+        await event_writer.wait_drained()
+        await event_writer.append(COMPLETIONS, "s1", b"third")
         assert log.values == [b"first", b"second", b"third"]
         assert [topic for topic, _, _ in log.sent] == ["completions", "sessions", "completions"]
 
 
 async def test_what_an_unacknowledged_send_delivers_later_is_there_twice_and_never_missing(tmp_path: Path) -> None:
     log = Log(keeps=True)
-    async with spooling(tmp_path, log) as (sink, _), asyncio.timeout(WAIT):
-        await sink.append(COMPLETIONS, "s1", b"call")
+    async with spooling(tmp_path, log) as (event_writer, _), asyncio.timeout(WAIT):
+        await event_writer.append(COMPLETIONS, "s1", b"call")
         log.here.set()
-        await sink.emptied()
+        await event_writer.wait_drained()
         assert set(log.values) == {b"call"}
         assert len(log.values) > 1
 
 
 async def test_the_next_start_finds_what_a_dead_process_left_and_sends_it_first(tmp_path: Path) -> None:
-    async with spooling(tmp_path, Log()) as (sink, _):
-        await sink.append(COMPLETIONS, "s1", b"before")
+    async with spooling(tmp_path, Log()) as (event_writer, _):
+        await event_writer.append(COMPLETIONS, "s1", b"before")
     log = Log()
     log.here.set()
-    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
+    async with spooling(tmp_path, log) as (event_writer, spool), asyncio.timeout(WAIT):
         assert spool.holds("s1") or log.sent
-        await sink.append(COMPLETIONS, "s1", b"after")
-        await sink.emptied()
+        await event_writer.append(COMPLETIONS, "s1", b"after")
+        await event_writer.wait_drained()
         assert log.values == [b"before", b"after"]
 
 
 @pytest.mark.parametrize("kafka_is_well", [True, False])
 async def test_room_is_kept_before_the_call_while_kafka_is_well_too(tmp_path: Path, *, kafka_is_well: bool) -> None:
     log = Log()
-    async with spooling(tmp_path, log, limit=100) as (sink, spool):
-        sink.away = not kafka_is_well
-        with sink.room(60):
+    async with spooling(tmp_path, log, limit=100) as (event_writer, spool):
+        event_writer.away = not kafka_is_well
+        with event_writer.reserve_space(60):
             assert spool.reserved == 60
-            with pytest.raises(NoRoomError, match="60 reserved"), sink.room(60):
+            with pytest.raises(NoRoomError, match="60 reserved"), event_writer.reserve_space(60):
                 raise AssertionError("there is no room")
-            await sink.append(COMPLETIONS, "s1", bytes(30))
-            assert sink.away
-            with pytest.raises(NoRoomError, match="30 of 100 are used and 60 reserved"), sink.room(20):
+            await event_writer.append(COMPLETIONS, "s1", bytes(30))
+            assert event_writer.away
+            with pytest.raises(NoRoomError, match="30 of 100 are used and 60 reserved"), event_writer.reserve_space(20):
                 raise AssertionError("there is no room")
-            with sink.room(10):
+            with event_writer.reserve_space(10):
                 assert spool.reserved == 70
         assert spool.reserved == 0
 
 
 async def test_a_record_that_outgrows_its_room_is_taken_all_the_same(tmp_path: Path) -> None:
-    async with spooling(tmp_path, Log(), limit=100) as (sink, spool):
-        with sink.room(50):
-            await sink.append(COMPLETIONS, "s1", bytes(200))
+    async with spooling(tmp_path, Log(), limit=100) as (event_writer, spool):
+        with event_writer.reserve_space(50):
+            await event_writer.append(COMPLETIONS, "s1", bytes(200))
         assert spool.used == 200
-        with pytest.raises(NoRoomError), sink.room(1):
+        with pytest.raises(NoRoomError), event_writer.reserve_space(1):
             raise AssertionError("there is no room")
 
 
@@ -161,10 +160,10 @@ async def test_the_disks_free_space_bounds_the_room(tmp_path: Path) -> None:
     now, free = 0.0, 100
     thread = ThreadPoolExecutor(1)
     spool = Spool(open_spool_store(tmp_path, "t."), thread, 1000, lambda: free, lambda: now)
-    with spool.room(80), pytest.raises(NoRoomError, match="0 of 100 are used"), spool.room(30):
+    with spool.reserve_space(80), pytest.raises(NoRoomError, match="0 of 100 are used"), spool.reserve_space(30):
         raise AssertionError("there is no room")
     now, free = 2.0, 200
-    with spool.room(150):
+    with spool.reserve_space(150):
         assert spool.reserved == 150
     await spool.close()
 
@@ -173,15 +172,15 @@ async def test_a_thousand_calls_without_a_limit_have_room_on_a_disk_with_ten_gig
     spool = Spool(open_spool_store(tmp_path, "t."), ThreadPoolExecutor(1), 32 * 2**30, lambda: 10 * 10**9)
     with ExitStack() as rooms:
         for _ in range(1024):
-            rooms.enter_context(spool.room(COMPLETIONS.max_bytes))
+            rooms.enter_context(spool.reserve_space(COMPLETIONS.max_bytes))
         more = spool.free // COMPLETIONS.max_bytes
         assert more == 168
         for _ in range(more):
-            rooms.enter_context(spool.room(COMPLETIONS.max_bytes))
+            rooms.enter_context(spool.reserve_space(COMPLETIONS.max_bytes))
         with pytest.raises(NoRoomError, match="disk's free space; `max_tokens` bounds") as refused:
-            rooms.enter_context(spool.room(COMPLETIONS.max_bytes))
+            rooms.enter_context(spool.reserve_space(COMPLETIONS.max_bytes))
         assert refused.value.retry_after == 5
-        rooms.enter_context(spool.room(100_000))
+        rooms.enter_context(spool.reserve_space(100_000))
     assert spool.reserved == 0
     await spool.close()
 
@@ -199,56 +198,56 @@ async def test_a_disk_that_bounds_the_calls_at_once_is_told_at_the_start(
 
 async def test_what_loses_its_meaning_with_time_is_never_spooled(tmp_path: Path) -> None:
     log = Log()
-    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
+    async with spooling(tmp_path, log) as (event_writer, spool), asyncio.timeout(WAIT):
         with pytest.raises(NotAcknowledgedError):
-            await sink.tell(SESSIONS, "s1", b"alive")
-        assert (sink.away, spool.records) == (True, 0)
-        await sink.append(SESSIONS, "s1", b"closed")
+            await event_writer.append_best_effort(SESSIONS, "s1", b"alive")
+        assert (event_writer.away, spool.records) == (True, 0)
+        await event_writer.append(SESSIONS, "s1", b"closed")
         log.here.set()
-        await sink.emptied()
-        await sink.tell(SESSIONS, "s1", None)
+        await event_writer.wait_drained()
+        await event_writer.append_best_effort(SESSIONS, "s1", None)
         assert log.values == [b"closed", b""]
 
 
 async def test_a_call_that_has_its_room_is_never_refused_afterwards(tmp_path: Path) -> None:
-    async with spooling(tmp_path, Log(), limit=100) as (sink, spool):
+    async with spooling(tmp_path, Log(), limit=100) as (event_writer, spool):
         for number in range(4):
-            with sink.room(25):
-                await sink.append(COMPLETIONS, f"s{number}", bytes(25))
+            with event_writer.reserve_space(25):
+                await event_writer.append(COMPLETIONS, f"s{number}", bytes(25))
         assert spool.used == 100
-        with pytest.raises(BackpressureError), sink.room(1):
+        with pytest.raises(BackpressureError), event_writer.reserve_space(1):
             raise AssertionError("there is no room")
 
 
 async def test_without_a_spool_the_loss_of_kafka_is_told_until_it_answers_again() -> None:
     log = Log()
-    sink = LogEventWriter(log, None, Metrics("capture"))
+    event_writer = LogEventWriter(log, None, Metrics("capture"))
     with pytest.raises(NotAcknowledgedError):
-        await sink.append(COMPLETIONS, "s1", b"call")
-    with pytest.raises(BackpressureError, match="ROLLMILL_SPOOL_DIR"), sink.room(1):
+        await event_writer.append(COMPLETIONS, "s1", b"call")
+    with pytest.raises(BackpressureError, match="ROLLMILL_SPOOL_DIR"), event_writer.reserve_space(1):
         raise AssertionError("there is no room")
-    assert not await sink._step()
+    assert not await SpoolDrain(event_writer)._step()
     log.here.set()
-    assert await sink._step()
-    with sink.room(1):
-        await sink.append(COMPLETIONS, "s1", b"call")
+    assert await SpoolDrain(event_writer)._step()
+    with event_writer.reserve_space(1):
+        await event_writer.append(COMPLETIONS, "s1", b"call")
 
 
 async def test_a_record_that_the_log_refuses_does_not_hold_up_the_others(tmp_path: Path) -> None:
     log = Log(refuses=lambda value: value == b"bad")
-    async with spooling(tmp_path, log) as (sink, spool), asyncio.timeout(WAIT):
-        sink.away = True
+    async with spooling(tmp_path, log) as (event_writer, spool), asyncio.timeout(WAIT):
+        event_writer.away = True
         for value in (b"one", b"bad", b"two"):
-            await sink.append(COMPLETIONS, "s1", value)
+            await event_writer.append(COMPLETIONS, "s1", value)
         log.here.set()
-        await sink.emptied()
+        await event_writer.wait_drained()
         assert log.values == [b"one", b"two"]
         assert spool.used == 0
 
 
 async def test_a_producer_that_delivers_nothing_although_the_broker_answers_is_replaced(tmp_path: Path) -> None:
     class Stuck(Log):
-        async def answers(self) -> bool:
+        async def is_reachable(self) -> bool:
             return True
 
         async def replace(self) -> None:
@@ -256,17 +255,17 @@ async def test_a_producer_that_delivers_nothing_although_the_broker_answers_is_r
             await super().replace()
 
     log = Stuck()
-    async with spooling(tmp_path, log) as (sink, _), asyncio.timeout(WAIT):
-        await sink.append(COMPLETIONS, "s1", b"call")
-        await sink.emptied()
+    async with spooling(tmp_path, log) as (event_writer, _), asyncio.timeout(WAIT):
+        await event_writer.append(COMPLETIONS, "s1", b"call")
+        await event_writer.wait_drained()
     assert (log.replaced, log.values) == (1, [b"call"])
 
 
 async def test_a_disk_that_fails_is_no_acknowledgement(tmp_path: Path) -> None:
-    async with spooling(tmp_path, Log()) as (sink, spool):
+    async with spooling(tmp_path, Log()) as (event_writer, spool):
         spool._file._db.execute("DROP TABLE spooled")
         with pytest.raises(NotAcknowledgedError, match="disk"):
-            await sink.append(COMPLETIONS, "s1", b"call")
+            await event_writer.append(COMPLETIONS, "s1", b"call")
         assert (spool.used, spool.records) == (0, 0)
         spool._file._db.execute("CREATE TABLE spooled (number, topic, key, value, refused)")
 

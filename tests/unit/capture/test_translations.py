@@ -8,14 +8,14 @@ import pytest
 
 from rollmill.errors import InvalidInputError
 from rollmill_capture.apis import anthropic_request, gemini_request, openai_responses_request
-from rollmill_capture.apis.chat_reply import ReplySoFar, replayed
+from rollmill_capture.apis.chat_reply import PartialReply, as_chunks
 from rollmill_capture.apis.history_cache import INVALID, HistoryCache, SessionHistory, as_object
 
 PNG = "iVBORw0KGgo="
 
 
 def memory() -> SessionHistory:
-    return HistoryCache().of("s")
+    return SessionHistory(HistoryCache(), "s")
 
 
 def messages(**body: Any) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def user(content: Any) -> dict[str, Any]:
 
 def thoughtful(text: str | None, thoughts: str, *calls: tuple[str, str, str]) -> dict[str, Any]:
     made = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls]
-    said = {"role": "assistant", "content": text, "reasoning": thoughts, "reasoning_content": thoughts}
-    return {**said, "tool_calls": made} if made else said
+    message = {"role": "assistant", "content": text, "reasoning": thoughts, "reasoning_content": thoughts}
+    return {**message, "tool_calls": made} if made else message
 
 
 def test_messages_system_blocks_become_one_and_a_billing_line_goes() -> None:
@@ -86,7 +86,7 @@ def test_messages_images_become_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "expected"),
     [
         ({"type": "auto"}, "auto"),
         ({"type": "any"}, "required"),
@@ -94,12 +94,12 @@ def test_messages_images_become_addresses() -> None:
         ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
     ],
 )
-def test_messages_tool_choice(choice: dict[str, Any], told: Any) -> None:
+def test_messages_tool_choice(choice: dict[str, Any], expected: Any) -> None:
     tool = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
     fields = messages(tools=[tool], tool_choice={**choice, "disable_parallel_tool_use": True})
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
     assert fields["tools"] == [{"type": "function", "function": function}]
-    assert (fields["tool_choice"], fields["parallel_tool_calls"]) == (told, False)
+    assert (fields["tool_choice"], fields["parallel_tool_calls"]) == (expected, False)
 
 
 def test_messages_sampling_and_the_engines_own_fields_pass() -> None:
@@ -117,7 +117,7 @@ def test_messages_sampling_and_the_engines_own_fields_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "text"),
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs at Anthropic"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
@@ -126,8 +126,8 @@ def test_messages_sampling_and_the_engines_own_fields_pass() -> None:
         ({"messages": "hi"}, "list of objects"),
     ],
 )
-def test_messages_that_no_engine_understands_are_refused(body: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
+def test_messages_that_no_engine_understands_are_refused(body: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
         messages(**body)
 
 
@@ -172,7 +172,7 @@ def test_responses_options_have_their_counterparts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "text"),
     [
         ({"tools": [{"type": "web_search"}]}, "web_search"),
         ({"background": True}, "background"),
@@ -183,8 +183,8 @@ def test_responses_options_have_their_counterparts() -> None:
         ({"input": None}, "input"),
     ],
 )
-def test_responses_that_no_engine_understands_are_refused(body: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
+def test_responses_that_no_engine_understands_are_refused(body: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
         responses(**body)
 
 
@@ -235,7 +235,7 @@ def test_gemini_options_have_their_counterparts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "text"),
     [
         ({"tools": [{"googleSearch": {}}]}, "googleSearch"),
         ({"generationConfig": {"candidateCount": 2}}, "candidateCount"),
@@ -243,52 +243,52 @@ def test_gemini_options_have_their_counterparts() -> None:
         ({"contents": [{"role": "robot", "parts": []}]}, "'robot'"),
     ],
 )
-def test_gemini_requests_that_no_engine_understands_are_refused(body: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
+def test_gemini_requests_that_no_engine_understands_are_refused(body: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
         gemini(**body)
 
 
 def test_arguments_come_back_as_they_were_sampled() -> None:
     kept = memory()
     sampled = '{"b":1,\n "a": "\\u00e9"}'
-    kept.keep_call("c1", "f", sampled)
+    kept.remember_call("c1", "f", sampled)
     same = {"a": "é", "b": 1}
-    assert kept.arguments("c1", "f", same) == sampled
-    assert kept.arguments(None, "f", same) == sampled
-    assert kept.arguments("c1", "f", {"a": "other"}) == '{"a": "other"}'
-    assert kept.arguments("c1", "g", {"a": "é"}) == '{"a": "é"}'
-    assert SessionHistory(kept.memory, "another").arguments("c1", "f", same) == '{"a": "é", "b": 1}'
+    assert kept.sampled_arguments("c1", "f", same) == sampled
+    assert kept.sampled_arguments(None, "f", same) == sampled
+    assert kept.sampled_arguments("c1", "f", {"a": "other"}) == '{"a": "other"}'
+    assert kept.sampled_arguments("c1", "g", {"a": "é"}) == '{"a": "é"}'
+    assert SessionHistory(kept.cache, "another").sampled_arguments("c1", "f", same) == '{"a": "é", "b": 1}'
 
 
 def test_arguments_that_are_no_object_survive_the_way_there_and_back() -> None:
     kept = memory()
-    kept.keep_call("c1", "f", '{"a": ')
+    kept.remember_call("c1", "f", '{"a": ')
     assert as_object('{"a": ') == {INVALID: '{"a": '}
-    assert kept.arguments("c1", "f", {INVALID: '{"a": '}) == '{"a": '
-    assert memory().arguments("c1", "f", {INVALID: '{"a": '}) == '{"a": '
+    assert kept.sampled_arguments("c1", "f", {INVALID: '{"a": '}) == '{"a": '
+    assert memory().sampled_arguments("c1", "f", {INVALID: '{"a": '}) == '{"a": '
 
 
 def test_the_oldest_memories_go_first() -> None:
-    small = HistoryCache(room=1400)
-    kept = small.of("s")
-    kept.keep_response("r1", None, (user("x" * 100),))
-    kept.keep_response("r2", "r1", (user("y"),))
-    assert kept.history("r2") == (user("x" * 100), user("y"))
-    assert small.of("t").history("r2") is None
-    kept.keep_response("r3", "r2", (user("z" * 200),))
-    assert kept.history("r3") is None
+    small = HistoryCache(max_bytes=1400)
+    kept = SessionHistory(small, "s")
+    kept.remember_response("r1", None, (user("x" * 100),))
+    kept.remember_response("r2", "r1", (user("y"),))
+    assert kept.messages_until("r2") == (user("x" * 100), user("y"))
+    assert SessionHistory(small, "t").messages_until("r2") is None
+    kept.remember_response("r3", "r2", (user("z" * 200),))
+    assert kept.messages_until("r3") is None
 
 
 def test_the_memory_takes_the_room_that_it_counts() -> None:
-    kept = HistoryCache().of("s")
+    kept = SessionHistory(HistoryCache(), "s")
     tracemalloc.start()
     try:
         for number in range(50):
-            kept.keep_response(f"r{number}", None, (user("word " * 4000),))
+            kept.remember_response(f"r{number}", None, (user("word " * 4000),))
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken < 1.2 * kept.memory._used
+    assert taken < 1.2 * kept.cache._used
 
 
 def test_a_whole_answer_replayed_says_the_same() -> None:
@@ -299,8 +299,8 @@ def test_a_whole_answer_replayed_says_the_same() -> None:
         "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":  1}'}}],
     }
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls", "matched_stop": 9}
-    reply = ReplySoFar()
-    for chunk in replayed({"id": "x", "choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}):
+    reply = PartialReply()
+    for chunk in as_chunks({"id": "x", "choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}):
         reply.add(orjson.loads(orjson.dumps(chunk)))
     assert reply.message() == thoughtful("So", "hm", ("c", "f", '{"a":  1}'))
     assert (reply.finish_reason, reply.stop_reason, reply.prompt_tokens, reply.completion_tokens) == (

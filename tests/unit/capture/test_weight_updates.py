@@ -16,13 +16,13 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
 from rollmill.topics import COMPLETIONS
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.auth import digest_of
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPolicies, PausedTooLongError
 from rollmill_capture.coordination.session_table import SessionTable
-from rollmill_capture.settings import CaptureSettings, Route, VersionSource
+from rollmill_capture.http.application import CaptureParts, assemble
+from rollmill_capture.http.requests import digest_of
+from rollmill_capture.model_config import Route, VersionSource
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.policy_pause import CallGates, PausedTooLongError
 
 WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
 REPLY = orjson.loads((WIRE / "vllm_chat_nonstream_token_ids.json").read_bytes())
@@ -37,9 +37,9 @@ class Rig:
     """Capture with one open session; the engine answers what ``replies`` says, once ``engine`` is set."""
 
     settings: CaptureSettings = field(default_factory=CaptureSettings)
-    pauses: CallGates = field(default_factory=lambda: CallGates(WAIT))
+    pauses: PausedPolicies = field(default_factory=lambda: PausedPolicies(WAIT))
     replies: list[httpx.Response] = field(default_factory=list)
-    sink: MemoryEventWriter = field(default_factory=MemoryEventWriter)
+    event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     announced: AnnouncedVersions = field(default_factory=AnnouncedVersions)
     metrics: Metrics = field(default_factory=lambda: Metrics("capture"))
     engine: asyncio.Event = field(default_factory=asyncio.Event)
@@ -57,7 +57,7 @@ class Rig:
                 sessions=table,
                 position=CaughtUp(),
                 announced=self.announced,
-                sink=self.sink,
+                event_writer=self.event_writer,
                 upstream=Upstream(client, self.pauses),
                 clock=ManualClock(),
                 metrics=self.metrics,
@@ -80,7 +80,7 @@ class Rig:
 
     @property
     def records(self) -> list[CompletionRecord]:
-        return [item for item in self.sink.of(COMPLETIONS) if isinstance(item, CompletionRecord)]
+        return [item for item in self.event_writer.of(COMPLETIONS) if isinstance(item, CompletionRecord)]
 
     async def waiting(self, count: int) -> None:
         """Until so many calls stand in front of the gate."""
@@ -140,7 +140,7 @@ async def test_a_pause_is_its_own_policys_and_other_policies_keep_their_versions
 
 
 async def test_a_call_that_has_waited_for_too_long_is_told_to_come_back_and_leaves_no_record() -> None:
-    rig = Rig(pauses=CallGates(0.01))
+    rig = Rig(pauses=PausedPolicies(0.01))
     await rig.post(f"{ADMIN}/pause", {})
     status, answer = await rig.post(CALL, ASK)
     assert (status, rig.asked, rig.records) == (503, [], [])
@@ -148,9 +148,9 @@ async def test_a_call_that_has_waited_for_too_long_is_told_to_come_back_and_leav
 
 
 async def test_a_second_pause_holds_calls_that_the_first_had_held() -> None:
-    pauses = CallGates(WAIT)
+    pauses = PausedPolicies(WAIT)
     pauses.pause("p", PauseMode.KEEP)
-    waiting = asyncio.create_task(pauses.opened("p"))
+    waiting = asyncio.create_task(pauses.wait_until_resumed("p"))
     await asyncio.sleep(0)
     pauses.resume("p")
     pauses.pause("p", PauseMode.KEEP)
@@ -161,10 +161,10 @@ async def test_a_second_pause_holds_calls_that_the_first_had_held() -> None:
 
 
 async def test_the_longest_wait_is_bounded() -> None:
-    pauses = CallGates(0.01)
+    pauses = PausedPolicies(0.01)
     pauses.pause("p", PauseMode.KEEP)
     with pytest.raises(PausedTooLongError):
-        await pauses.opened("p")
+        await pauses.wait_until_resumed("p")
 
 
 @pytest.mark.parametrize(("path", "body"), [("pause", {"mode": "stop"}), ("resume", {"verson": 1})])
@@ -376,7 +376,7 @@ async def test_what_cannot_be_continued_is_an_error_and_its_beginning_is_kept(
 
 
 async def test_a_rest_that_never_comes_is_recorded_as_far_as_it_went() -> None:
-    rig = Rig(pauses=CallGates(0.05))
+    rig = Rig(pauses=PausedPolicies(0.05))
     rig.pauses.pause("policy", PauseMode.ABORT_RESUME)
     rig.pauses.resume("policy")
     rig.replies = [aborted_stream([21, 22]), httpx.Response(400, json={"error": {"message": "no"}})]

@@ -31,23 +31,22 @@ from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.http.canned_server import CannedRequest, CannedResponse, canned_server
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.testing.tables import CaughtUp
-from rollmill_capture.apis.passthrough_reply import PassthroughFormatter
-from rollmill_capture.app import CaptureParts, assemble
-from rollmill_capture.coordination.policy_versions import AnnouncedVersions
+from rollmill_capture.apis.openai import PassthroughFormatter
+from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
-from rollmill_capture.proxy.stream_relay import StreamRelay
-from rollmill_capture.settings import CaptureSettings, Route
+from rollmill_capture.http.application import CaptureParts, assemble
+from rollmill_capture.model_config import Route
+from rollmill_capture.proxy.response_stream import StreamRelay
+from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.formats import ParsedChoice, ParsedReply
-from rollmill_capture.upstream.formats.chat import error_of
-from rollmill_capture.upstream.formats.logprobs import as_ids
+from rollmill_capture.upstream.formats.parsed_reply import ParsedChoice, ParsedReply, as_ids, error_of
 from rollmill_capture.upstream.formats.upstream_format import (
+    ANTHROPIC_MESSAGES,
     CHAT,
     COMPLETIONS,
-    GENERATE,
-    MESSAGES,
-    RESPONSES,
-    TOKENS,
+    OPENAI_RESPONSES,
+    SGLANG_GENERATE,
+    VLLM_GENERATE,
     UpstreamFormat,
 )
 
@@ -62,29 +61,29 @@ WAIT = 5.0
 ANNOUNCED = PolicyVersion(0, 3)
 
 
-def wire_of(name: str) -> UpstreamFormat:
+def format_of(name: str) -> UpstreamFormat:
     starts = {
         "vllm_completions": COMPLETIONS,
-        "vllm_inference": TOKENS,
-        "sglang_generate": GENERATE,
-        "openai_responses": RESPONSES,
-        "anthropic": MESSAGES,
-        "vllm_anthropic": MESSAGES,
+        "vllm_inference": VLLM_GENERATE,
+        "sglang_generate": SGLANG_GENERATE,
+        "openai_responses": OPENAI_RESPONSES,
+        "anthropic": ANTHROPIC_MESSAGES,
+        "vllm_anthropic": ANTHROPIC_MESSAGES,
     }
-    return next((wire for start, wire in starts.items() if name.startswith(start)), CHAT)
+    return next((upstream_format for start, upstream_format in starts.items() if name.startswith(start)), CHAT)
 
 
-def sent_ids(wire: UpstreamFormat) -> list[int] | None:
-    return PROMPT if wire in (TOKENS, GENERATE, COMPLETIONS) else None
+def sent_ids(upstream_format: UpstreamFormat) -> list[int] | None:
+    return PROMPT if upstream_format in (VLLM_GENERATE, SGLANG_GENERATE, COMPLETIONS) else None
 
 
 def read(name: str, piece: int = 1 << 20) -> ParsedReply:
-    raw, wire = (WIRE / name).read_bytes(), wire_of(name)
-    prompt = as_ids(sent_ids(wire))
+    raw, upstream_format = (WIRE / name).read_bytes(), format_of(name)
+    prompt = as_ids(sent_ids(upstream_format))
     if name.endswith(".json"):
-        return wire.read_body(orjson.loads(raw), prompt)
-    assembler = wire.assembler(len(EXPECTED[name].get("choices", "1")), prompt)
-    relay = StreamRelay(assembler, PassthroughFormatter(wire).voice(), b"")
+        return upstream_format.parse_body(orjson.loads(raw), prompt)
+    assembler = upstream_format.assembler(len(EXPECTED[name].get("choices", "1")), prompt)
+    relay = StreamRelay(assembler, PassthroughFormatter(upstream_format).stream_formatter(), b"")
     for start in range(0, len(raw), piece):
         relay.feed(raw[start : start + piece])
     return relay.reading()
@@ -103,7 +102,7 @@ def message(raw: bytes | None) -> dict[str, Any]:
     return whole
 
 
-def said(whole: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+def message_fields(whole: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
     """Text, thoughts and calls of a message, with arguments as an object where the table has one."""
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in whole.get("tool_calls") or []]
     for call, wanted in zip(calls, expected.get("tool_calls", []), strict=False):
@@ -121,24 +120,24 @@ def wanted(name: str) -> dict[str, Any]:
     return {**expected, **from_request}
 
 
-def seen(reading: ParsedReply, expected: dict[str, Any]) -> dict[str, Any]:
-    """The reading, in the words of the table and no more of them than it uses."""
-    first = reading.choices[0] if reading.choices else ParsedChoice(0)
-    why = reading.untrainable(first)
+def as_expected(reply: ParsedReply, expected: dict[str, Any]) -> dict[str, Any]:
+    """The reply, in the keys of the table and no more of them than it uses."""
+    first = reply.choices[0] if reply.choices else ParsedChoice(0)
+    why = reply.untrainable_reason(first)
     found = {
-        "prompt_ids": ids(reading.prompt_ids),
+        "prompt_ids": ids(reply.prompt_ids),
         "completion_ids": ids(first.token_ids),
         "logprobs": numbers(first.logprobs),
         "choices": {
             str(choice.index): {"completion_ids": ids(choice.token_ids), "logprobs": numbers(choice.logprobs)}
-            for choice in reading.choices
+            for choice in reply.choices
         },
-        **said(message(first.message), expected),
+        **message_fields(message(first.message), expected),
         "finish_reason": first.finish_reason,
-        "usage": list(reading.usage or ()),
-        "complete": reading.complete,
-        "is_error": reading.incomplete in {"error_frame", "not_sse"},
-        "weight_version": reading.weight_versions[0] if reading.weight_versions else None,
+        "usage": list(reply.usage or ()),
+        "complete": reply.complete,
+        "is_error": reply.incomplete in {"error_frame", "not_sse"},
+        "weight_version": reply.weight_versions[0] if reply.weight_versions else None,
         "trainable": "partial" if why == "partial:abort" else why is None,
         "why": why,
     }
@@ -147,13 +146,13 @@ def seen(reading: ParsedReply, expected: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_sample_is_read_as_expected(name: str) -> None:
-    assert seen(read(name), wanted(name)) == wanted(name)
+    assert as_expected(read(name), wanted(name)) == wanted(name)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000])
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_cuts_between_chunks_do_not_matter(name: str, piece: int) -> None:
-    assert seen(read(name, piece), wanted(name)) == wanted(name)
+    assert as_expected(read(name, piece), wanted(name)) == wanted(name)
 
 
 def test_every_sample_has_its_line_in_the_table() -> None:
@@ -162,7 +161,7 @@ def test_every_sample_has_its_line_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message_text"),
     [
         ("vllm_error_400_context.json", "maximum context length"),
         ("vllm_error_400_legacy_flat.json", "already running"),
@@ -171,10 +170,10 @@ def test_every_sample_has_its_line_in_the_table() -> None:
         ("anthropic_error_529.json", "Overloaded"),
     ],
 )
-def test_wrapped_and_flat_errors_tell_their_message(name: str, words: str) -> None:
+def test_wrapped_and_flat_errors_tell_their_message(name: str, message_text: str) -> None:
     found = error_of(orjson.loads((WIRE / name).read_bytes()))
     assert found is not None
-    assert words in found
+    assert message_text in found
 
 
 def test_a_stream_reads_like_the_whole_answer() -> None:
@@ -187,16 +186,16 @@ def test_a_stream_reads_like_the_whole_answer() -> None:
 
 def request_body(name: str) -> dict[str, Any]:
     """A request to which the file may be the answer."""
-    wire, stream = wire_of(name), name.endswith(".sse")
+    upstream_format, stream = format_of(name), name.endswith(".sse")
     bodies: dict[str, dict[str, Any]] = {
         CHAT.name: {"messages": [{"role": "user", "content": "2+2?"}], "n": len(EXPECTED[name].get("choices", "1"))},
         COMPLETIONS.name: {"prompt": PROMPT},
-        TOKENS.name: {"token_ids": PROMPT, "sampling_params": {"max_tokens": 2}},
-        GENERATE.name: orjson.loads((WIRE / "sglang_generate_request.json").read_bytes()),
-        RESPONSES.name: {"input": "2+2?"},
-        MESSAGES.name: {"messages": [{"role": "user", "content": "2+2?"}], "max_tokens": 8},
+        VLLM_GENERATE.name: {"token_ids": PROMPT, "sampling_params": {"max_tokens": 2}},
+        SGLANG_GENERATE.name: orjson.loads((WIRE / "sglang_generate_request.json").read_bytes()),
+        OPENAI_RESPONSES.name: {"input": "2+2?"},
+        ANTHROPIC_MESSAGES.name: {"messages": [{"role": "user", "content": "2+2?"}], "max_tokens": 8},
     }
-    return {**bodies[wire.name], "model": "m-test", "stream": stream}
+    return {**bodies[upstream_format.name], "model": "m-test", "stream": stream}
 
 
 def played(name: str, piece: int) -> CannedResponse:
@@ -208,13 +207,13 @@ async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, i
     """The record of one call that the file answers, and what the client got."""
 
     def answer(asked: CannedRequest) -> CannedResponse:
-        assert asked.path == wire_of(name).path
+        assert asked.path == format_of(name).path
         return played(name, piece)
 
     async with asyncio.timeout(WAIT), canned_server(answer) as engine:
         settings = CaptureSettings(upstream=engine.url, default_route=Route(native=("responses", "messages")))
         async with make_client(settings) as http:
-            sink, sessions, announced = MemoryEventWriter(), SessionTable(), AnnouncedVersions()
+            event_writer, sessions, announced = MemoryEventWriter(), SessionTable(), AnnouncedVersions()
             announced.apply("policy", PolicyAnnouncement(version=ANNOUNCED, at=0.0))
             sessions.apply(SessionEntry(session_id="s", state=SessionState.OPEN, spec=SessionSpec(), opened_at=0.0))
             app = assemble(
@@ -223,20 +222,20 @@ async def recorded(name: str, piece: int = 1 << 20) -> tuple[CompletionRecord, i
                     sessions=sessions,
                     position=CaughtUp(),
                     announced=announced,
-                    sink=sink,
+                    event_writer=event_writer,
                     upstream=Upstream(http),
                     clock=ManualClock(),
                     metrics=Metrics("capture"),
                 )
             )
-            async with AsgiCall(app, "POST", f"/sessions/s{wire_of(name).path}", request_body(name)) as call:
+            async with AsgiCall(app, "POST", f"/sessions/s{format_of(name).path}", request_body(name)) as call:
                 text = await call.rest()
-        (record,) = sink.of(topics.COMPLETIONS)
+        (record,) = event_writer.of(topics.COMPLETIONS)
         return record, call.status, text, call.headers
 
 
 def recorded_as(record: CompletionRecord, status: int, text: bytes, expected: dict[str, Any]) -> dict[str, Any]:
-    """The record, in the words of the table and no more of them than it uses."""
+    """The record, in the keys of the table and no more of them than it uses."""
     first = record.choices[0] if record.choices else None
     why = first.untrainable_reason if first is not None else (record.error or "").partition(":")[0]
     version = record.policy.before
@@ -248,7 +247,7 @@ def recorded_as(record: CompletionRecord, status: int, text: bytes, expected: di
             str(choice.index): {"completion_ids": ids(choice.token_ids), "logprobs": numbers(choice.logprobs)}
             for choice in record.choices
         },
-        **said(message(None if first is None else first.message), expected),
+        **message_fields(message(None if first is None else first.message), expected),
         "finish_reason": None if first is None else first.finish_reason,
         "usage": record.usage_completion_tokens,
         "complete": record.status is CallStatus.OK,

@@ -1,13 +1,15 @@
-"""The APIs that clients speak; pure. Each understands a request as an `Ask` and gives the engine's reply back.
+"""The APIs for clients; pure. Each parses a request for the engine, and formats the engine's reply for the client.
 
 | module | API | asked of the engine as |
 |---|---|---|
-| `chat`, `completions` | OpenAI chat completions and completions | the same |
-| `generate` | SGLang's and vLLM's routes for ids in, ids out | the same |
-| `responses_request`, `responses_reply` | OpenAI Responses | chat completions |
-| `messages_request`, `messages_reply` | Anthropic Messages | chat completions |
+| `api` | the interface of all: `ApiAdapter`, `ParsedRequest`, `ResponseFormatter`, `StreamFormatter` | |
+| `openai` | OpenAI chat completions and completions; the formatter that passes a reply on | the same |
+| `native` | SGLang's and vLLM's routes for ids in, ids out; what upstreams serve themselves | the same |
+| `openai_responses_request`, `openai_responses_reply` | OpenAI Responses | chat completions |
+| `anthropic_request`, `anthropic_reply` | Anthropic Messages | chat completions |
 | `gemini_request`, `gemini_reply` | Gemini ``generateContent`` | chat completions |
-| `passing` | Responses and Messages where the upstream speaks them itself | the same |
-| `reply` | a chat reply as the others retell it | |
-| `memory` | what is remembered of replies, so that histories come back byte for byte | |
+| `content`, `chat_reply` | requests and replies of chat completions, as the three above need them | |
+| `history_cache` | sampled arguments and responses, so that histories come back byte for byte | |
+
+Imports `upstream.formats`, `sse` and `errors`; HTTP and the proxy import it.
 """

@@ -1,6 +1,6 @@
 """Anthropic Messages, the reply: from chat completions, whole and as events. Pure.
 
-Of several tool calls in a stream the first is told as it comes and the others at the end, because blocks must not
+Of several tool calls in a stream the first is sent as it comes and the others at the end, because blocks must not
 overlap and pieces of calls may.
 """
 
@@ -17,12 +17,12 @@ import orjson
 from rollmill.errors import InvalidInputError
 from rollmill_capture.apis.anthropic_request import chat_fields, stop_sequences
 from rollmill_capture.apis.api import ParsedRequest
-from rollmill_capture.apis.chat_reply import Piece, ReplySoFar, ToolCall, replayed
+from rollmill_capture.apis.chat_reply import PartialReply, ReplyDelta, ToolCall, as_chunks
 from rollmill_capture.apis.history_cache import SessionHistory, as_object
-from rollmill_capture.apis.validation import is_stream
+from rollmill_capture.apis.openai import is_stream
 from rollmill_capture.errors import ErrorFormat
 from rollmill_capture.sse import ServerEvent
-from rollmill_capture.upstream.formats.tool_calls import CallPiece
+from rollmill_capture.upstream.formats.chat_stream import ToolCallDelta
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 STOPS = {
@@ -60,129 +60,131 @@ class AnthropicErrorFormat:
         return _event("error", self.error(status, message))
 
 
-SHAPE = AnthropicErrorFormat()
+ERROR_FORMAT = AnthropicErrorFormat()
 
 
 @dataclass(frozen=True)
 class AnthropicApi:
     name: str = "messages"
-    shape: ErrorFormat = SHAPE
+    error_format: ErrorFormat = ERROR_FORMAT
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
-        del place
+    def parse_request(self, body: dict[str, Any], params: Mapping[str, Any], history: SessionHistory) -> ParsedRequest:
+        del params
         if type(body.get("max_tokens")) is not int:
             raise InvalidInputError("`max_tokens` must be a number")
-        fields, ignored = chat_fields(body, memory)
-        answer = AnthropicFormatter(str(body.get("model") or ""), stop_sequences(body), memory)
-        return ParsedRequest(CHAT, fields, answer, is_stream(body), translated=True, ignored=tuple(ignored))
+        fields, ignored = chat_fields(body, history)
+        formatter = AnthropicFormatter(str(body.get("model") or ""), stop_sequences(body), history)
+        return ParsedRequest(CHAT, fields, formatter, is_stream(body), translated=True, ignored=tuple(ignored))
 
 
 @dataclass(frozen=True)
 class AnthropicFormatter:
     model: str
     stops: tuple[str, ...]
-    memory: SessionHistory
-    shape: ErrorFormat = SHAPE
+    history: SessionHistory
+    error_format: ErrorFormat = ERROR_FORMAT
 
-    def voice(self) -> AnthropicStreamFormatter:
+    def stream_formatter(self) -> AnthropicStreamFormatter:
         return AnthropicStreamFormatter(self)
 
-    def whole(self, raw: bytes, body: Any) -> bytes:
+    def format_body(self, raw: bytes, body: Any) -> bytes:
         del raw
-        reply = ReplySoFar()
-        for chunk in replayed(body):
+        reply = PartialReply()
+        for chunk in as_chunks(body):
             reply.add(chunk)
         self.remember(reply)
         content = [*_thinking(reply.reasoning), *_text(reply.text), *map(_tool_use, reply.tool_calls())]
         return orjson.dumps({**self.head(reply), "content": content, **self.ending(reply), "usage": _usage(reply)})
 
-    def head(self, reply: ReplySoFar) -> dict[str, Any]:
+    def head(self, reply: PartialReply) -> dict[str, Any]:
         del reply
         return {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": self.model}
 
-    def ending(self, reply: ReplySoFar) -> dict[str, Any]:
+    def ending(self, reply: PartialReply) -> dict[str, Any]:
         stop = reply.stop_reason
         if reply.finish_reason == "stop" and isinstance(stop, str) and stop in self.stops:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
         return {"stop_reason": STOPS.get(reply.finish_reason or ""), "stop_sequence": None}
 
-    def remember(self, reply: ReplySoFar) -> None:
+    def remember(self, reply: PartialReply) -> None:
         for call in reply.tool_calls():
-            self.memory.keep_call(call.call_id, call.name, call.arguments)
+            self.history.remember_call(call.call_id, call.name, call.arguments)
 
 
 @dataclass
 class AnthropicStreamFormatter:
-    answer: AnthropicFormatter
-    reply: ReplySoFar = field(default_factory=ReplySoFar)
+    formatter: AnthropicFormatter
+    reply: PartialReply = field(default_factory=PartialReply)
     blocks: int = 0
     open: str | None = None
-    """Kind of the block that is being told; a call's stays open to the end."""
-    told: str | None = None
-    """Id of the call that is told as it comes."""
+    """Kind of the block that is being sent; a call's stays open to the end."""
+    live_call: str | None = None
+    """Id of the call that is sent as it comes."""
     late: list[str] = field(default_factory=list)
     """Text that came after the first call had begun."""
 
-    def chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
+    def format_chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
         del event
-        begins = not self.reply.begun
-        piece = self.reply.add(chunk)
-        return (self._begin() if begins and self.reply.begun else b"") + self._piece(piece)
+        starts = not self.reply.started
+        added = self.reply.add(chunk)
+        return (self._message_start() if starts and self.reply.started else b"") + self._added(added)
 
-    def end(self) -> bytes:
-        reply, answer = self.reply, self.answer
-        answer.remember(reply)
-        waiting = [call for call in reply.tool_calls() if call.call_id != self.told]
+    def format_end(self) -> bytes:
+        reply, formatter = self.reply, self.formatter
+        formatter.remember(reply)
+        waiting = [call for call in reply.tool_calls() if call.call_id != self.live_call]
         late = self._delta("text", {"type": "text", "text": ""}, "".join(self.late)) if self.late else b""
-        frames = [b"" if reply.begun else self._begin(), late, self._close(), *map(self._call, waiting)]
-        delta = {"type": "message_delta", "delta": answer.ending(reply), "usage": _usage(reply)}
+        frames = [b"" if reply.started else self._message_start(), late, self._close(), *map(self._whole_call, waiting)]
+        delta = {"type": "message_delta", "delta": formatter.ending(reply), "usage": _usage(reply)}
         return b"".join([*frames, _event("message_delta", delta), _event("message_stop", {"type": "message_stop"})])
 
-    def _begin(self) -> bytes:
+    def _message_start(self) -> bytes:
         usage = {**_usage(self.reply), "output_tokens": 0}
-        message = {**self.answer.head(self.reply), "content": [], "stop_reason": None, "stop_sequence": None}
+        message = {**self.formatter.head(self.reply), "content": [], "stop_reason": None, "stop_sequence": None}
         return _event("message_start", {"type": "message_start", "message": {**message, "usage": usage}})
 
-    def _piece(self, piece: Piece) -> bytes:
+    def _added(self, added: ReplyDelta) -> bytes:
         frames = b""
-        if piece.reasoning and self.told is None:
-            frames += self._delta("thinking", {"type": "thinking", "thinking": "", "signature": ""}, piece.reasoning)
-        if piece.text and self.told is None:
-            frames += self._delta("text", {"type": "text", "text": ""}, piece.text)
-        elif piece.text:
-            self.late.append(piece.text)
-        return frames + b"".join(self._live(call) for call in piece.calls if call.number == 0)
+        if added.reasoning and self.live_call is None:
+            frames += self._delta("thinking", {"type": "thinking", "thinking": "", "signature": ""}, added.reasoning)
+        if added.text and self.live_call is None:
+            frames += self._delta("text", {"type": "text", "text": ""}, added.text)
+        elif added.text:
+            self.late.append(added.text)
+        return frames + b"".join(self._live_delta(call) for call in added.calls if call.number == 0)
 
-    def _live(self, call: CallPiece) -> bytes:
-        self.told = self.told or call.call_id or self.reply.call_id(0)
-        block = {"type": "tool_use", "id": self.told, "name": call.name, "input": {}}
+    def _live_delta(self, call: ToolCallDelta) -> bytes:
+        self.live_call = self.live_call or call.call_id or self.reply.call_id(0)
+        block = {"type": "tool_use", "id": self.live_call, "name": call.name, "input": {}}
         return self._delta("tool_use", block, call.arguments)
 
     def _delta(self, kind: str, block: dict[str, Any], text: str) -> bytes:
         frames = b"" if self.open == kind else self._close() + self._start(kind, block)
         names = {"thinking": "thinking", "text": "text", "tool_use": "partial_json"}
         types = {"thinking": "thinking_delta", "text": "text_delta", "tool_use": "input_json_delta"}
-        return frames + self._said({"type": types[kind], names[kind]: text}) if text else frames
+        return frames + self._block_delta({"type": types[kind], names[kind]: text}) if text else frames
 
     def _start(self, kind: str, block: dict[str, Any]) -> bytes:
         self.open = kind
         start = {"type": "content_block_start", "index": self.blocks, "content_block": block}
         return _event("content_block_start", start)
 
-    def _said(self, delta: dict[str, Any]) -> bytes:
+    def _block_delta(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", {"type": "content_block_delta", "index": self.blocks, "delta": delta})
 
     def _close(self) -> bytes:
         if self.open is None:
             return b""
         signature = _signature(self.reply.reasoning)
-        signed = self._said({"type": "signature_delta", "signature": signature}) if self.open == "thinking" else b""
+        signed = (
+            self._block_delta({"type": "signature_delta", "signature": signature}) if self.open == "thinking" else b""
+        )
         self.open = None
         self.blocks += 1
         return signed + _event("content_block_stop", {"type": "content_block_stop", "index": self.blocks - 1})
 
-    def _call(self, call: ToolCall) -> bytes:
-        """A call that has waited, from its start to its end."""
+    def _whole_call(self, call: ToolCall) -> bytes:
+        """A call that had to wait, from its start to its end."""
         block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
         return self._delta("tool_use", block, call.arguments) + self._close()
 
@@ -201,11 +203,11 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
 
 
 def _signature(reasoning: str) -> str:
-    """Nothing checks it; clients send thoughts back only with one."""
+    """Made up, because clients send thoughts back only with one; nothing checks it."""
     return hashlib.sha256(reasoning.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _usage(reply: ReplySoFar) -> dict[str, int]:
+def _usage(reply: PartialReply) -> dict[str, int]:
     cached = min(reply.cached_tokens, reply.prompt_tokens)
     return {
         "input_tokens": reply.prompt_tokens - cached,

@@ -1,7 +1,7 @@
 """Anthropic Messages, the request: to chat completions. Pure.
 
-Tool results become messages of role ``tool``, thoughts the field for them, a tool's input the text of arguments that
-was sampled, where this replica remembers it.
+Tool results become messages of role ``tool``, thoughts the field for them, a tool's input the sampled text of the
+arguments, where this replica remembers it.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 the one before it."""
 
 
-def chat_fields(body: dict[str, Any], memory: SessionHistory) -> tuple[dict[str, Any], list[str]]:
+def chat_fields(body: dict[str, Any], history: SessionHistory) -> tuple[dict[str, Any], list[str]]:
     """The body for chat completions, and the fields that were ignored. Raises InvalidInputError."""
     refused = [name for name in REFUSED if body.get(name)]
     if refused:
         raise InvalidInputError(f"`{refused[0]}` needs a service of Anthropic's own, which no engine has")
     passed, ignored = known_fields(body, TRANSLATED, IGNORED)
     fields = {name: body[name] for name in PASSED if body.get(name) is not None}
-    messages = [made for message in objects(body.get("messages"), "`messages`") for made in _turn(message, memory)]
+    messages = [turn for message in objects(body.get("messages"), "`messages`") for turn in _turns(message, history)]
     fields["messages"] = with_system(_system(body.get("system")), messages)
     return {**fields, **_tools(body), **_ending(body), **passed}, ignored
 
@@ -70,11 +70,11 @@ def _system(system: Any) -> list[str]:
     return [_BILLING.sub("", text) for text in texts]
 
 
-def _turn(message: dict[str, Any], memory: SessionHistory) -> list[dict[str, Any]]:
+def _turns(message: dict[str, Any], history: SessionHistory) -> list[dict[str, Any]]:
     role, content = message.get("role"), message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, "`content`")
     if role == "assistant":
-        return [_assistant(blocks, memory)]
+        return [_assistant(blocks, history)]
     if role == "system":
         return [{"role": "system", "content": joined(str(block.get("text") or "") for block in blocks)}]
     if role != "user":
@@ -82,26 +82,26 @@ def _turn(message: dict[str, Any], memory: SessionHistory) -> list[dict[str, Any
     return _user(blocks)
 
 
-def _assistant(blocks: list[dict[str, Any]], memory: SessionHistory) -> dict[str, Any]:
+def _assistant(blocks: list[dict[str, Any]], history: SessionHistory) -> dict[str, Any]:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for block in blocks:
         kinds.setdefault(str(block.get("type")), []).append(block)
     unknown = set(kinds) - {"text", "thinking", "redacted_thinking", "tool_use"}
     if unknown:
-        raise InvalidInputError(f"an assistant's block of type {min(unknown)!r} cannot be told to an engine")
-    calls = [_call(block, memory) for block in kinds.get("tool_use", ())]
+        raise InvalidInputError(f"an assistant's block of type {min(unknown)!r} cannot be passed on to an engine")
+    calls = [_call(block, history) for block in kinds.get("tool_use", ())]
     text = "".join(str(block.get("text") or "") for block in kinds.get("text", ()))
     thoughts = "".join(str(block.get("thinking") or "") for block in kinds.get("thinking", ()))
     return assistant_message(text, thoughts, calls)
 
 
-def _call(block: dict[str, Any], memory: SessionHistory) -> tuple[str, str, str]:
+def _call(block: dict[str, Any], history: SessionHistory) -> tuple[str, str, str]:
     call_id, name = str(block.get("id") or ""), str(block.get("name") or "")
-    return call_id, name, memory.arguments(call_id, name, block.get("input") or {})
+    return call_id, name, history.sampled_arguments(call_id, name, block.get("input") or {})
 
 
 def _user(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results of tools are turns of their own; what stands between them keeps its place."""
+    """Results of tools are turns of their own; what is between them keeps its position."""
     turns: list[dict[str, Any]] = []
     parts: list[Part] = []
     for block in blocks:
@@ -121,10 +121,10 @@ def _flushed(parts: list[Part]) -> list[dict[str, Any]]:
 def _result(block: dict[str, Any]) -> dict[str, Any]:
     content = block.get("content")
     if content is None or isinstance(content, str):
-        told: str | list[Part] = content or ""
+        result: str | list[Part] = content or ""
     else:
-        told = content_of([_part(item) for item in objects(content, "the content of a tool's result")])
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": told}
+        result = content_of([_part(item) for item in objects(content, "the content of a tool's result")])
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
 
 
 def _part(block: dict[str, Any]) -> Part:
@@ -138,7 +138,7 @@ def _part(block: dict[str, Any]) -> Part:
         return text_part(source.get("data"))
     if kind == "search_result":
         return text_part(json_text({name: block.get(name) for name in ("title", "source", "content")}))
-    raise InvalidInputError(f"a block of type {kind!r} cannot be told to an engine")
+    raise InvalidInputError(f"a block of type {kind!r} cannot be passed on to an engine")
 
 
 def _tools(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an API has to say: how a request is understood, and how the engine's answer is given back."""
+"""The interface of an API: how a request is parsed, and how the engine's reply is formatted for the client."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from rollmill_capture.upstream.formats.upstream_format import UpstreamFormat
 
 
 class StreamFormatter(Protocol):
-    """Gives a streamed reply to the client, chunk by chunk."""
+    """Formats a streamed reply for the client, chunk by chunk."""
 
-    def chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
-        """Frames for one chunk of the engine; empty: nothing to say. May change ``chunk``."""
+    def format_chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
+        """Frames for one chunk of the engine; empty: the chunk has nothing for the client. May change ``chunk``."""
         ...
 
-    def end(self) -> bytes:
+    def format_end(self) -> bytes:
         """The end of a complete reply, after its last chunk."""
         ...
 
 
 class ResponseFormatter(Protocol):
-    """Gives the engine's reply back in the API of the request."""
+    """Formats the engine's reply in the API of the request."""
 
     @property
-    def shape(self) -> ErrorFormat: ...
+    def error_format(self) -> ErrorFormat: ...
 
-    def voice(self) -> StreamFormatter: ...
+    def stream_formatter(self) -> StreamFormatter: ...
 
-    def whole(self, raw: bytes, body: Any) -> bytes:
+    def format_body(self, raw: bytes, body: Any) -> bytes:
         """A whole reply. ``body`` is ``raw`` parsed, and may be changed."""
         ...
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A client's request, understood."""
+    """A client's request, parsed."""
 
-    wire: UpstreamFormat
-    """How the engine is asked."""
+    upstream_format: UpstreamFormat
+    """The format in which the engine is asked."""
     fields: dict[str, Any]
     """The body for the engine, without what capture needs."""
-    answer: ResponseFormatter
+    formatter: ResponseFormatter
     stream: bool
     choices: int = 1
     prompt_ids: Ids | None = None
@@ -58,14 +58,14 @@ class ParsedRequest:
 
 
 class ApiAdapter(Protocol):
-    """One API that clients speak."""
+    """One API for clients."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def shape(self) -> ErrorFormat: ...
+    def error_format(self) -> ErrorFormat: ...
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
-        """Understand a request; ``place`` holds the parameters of its path. Raises InvalidInputError."""
+    def parse_request(self, body: dict[str, Any], params: Mapping[str, Any], history: SessionHistory) -> ParsedRequest:
+        """``params``: of the path and the query; ``history``: of the call's session. Raises InvalidInputError."""
         ...

@@ -1,4 +1,4 @@
-"""A chat reply as the other APIs retell it: what each chunk adds, and what there is so far. Pure."""
+"""A chat reply for the formatters of other APIs: what each chunk adds, and what there is so far. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmill_capture.upstream.formats.chat import choices_of, index_of
-from rollmill_capture.upstream.formats.tool_calls import CallPiece, CallsSoFar
+from rollmill_capture.upstream.formats.chat_stream import ToolCallAssembler, ToolCallDelta
 
 REASONING = ("reasoning", "reasoning_content")
 
 
 @dataclass(frozen=True)
-class Piece:
+class ReplyDelta:
     """What one chunk adds to the first choice."""
 
     reasoning: str = ""
     text: str = ""
-    calls: tuple[CallPiece, ...] = ()
+    calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,21 @@ class ToolCall:
 
 
 @dataclass
-class ReplySoFar:
-    """The first choice of a reply, from chunks of a stream or of `replayed`."""
+class PartialReply:
+    """The first choice of a reply, from the chunks of a stream, or from `as_chunks`."""
 
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
-    calls: CallsSoFar = field(default_factory=CallsSoFar)
+    calls: ToolCallAssembler = field(default_factory=ToolCallAssembler)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    begun: bool = False
+    started: bool = False
     """The first chunk of the choice has come."""
-    made_up: dict[int, str] = field(default_factory=dict)
-    """Ids for calls that the engine gave none."""
+    generated_ids: dict[int, str] = field(default_factory=dict)
+    """By the number of a call that the engine gave no id."""
 
     @property
     def text(self) -> str:
@@ -56,29 +56,29 @@ class ReplySoFar:
         return "".join(self.reasonings)
 
     def tool_calls(self) -> list[ToolCall]:
-        found = enumerate(self.calls.whole())
         return [
-            ToolCall(call["id"] or self.call_id(place), call["function"]["name"], call["function"]["arguments"])
-            for place, call in found
+            ToolCall(call["id"] or self.call_id(number), call["function"]["name"], call["function"]["arguments"])
+            for number, call in enumerate(self.calls.whole())
         ]
 
-    def call_id(self, place: int) -> str:
-        return self.made_up.setdefault(place, f"call_{uuid.uuid4().hex[:24]}")
+    def call_id(self, number: int) -> str:
+        """An id of our own for a call without one; the same for each chunk."""
+        return self.generated_ids.setdefault(number, f"call_{uuid.uuid4().hex[:24]}")
 
-    def add(self, chunk: dict[str, Any]) -> Piece:
-        self._count(chunk)
+    def add(self, chunk: dict[str, Any]) -> ReplyDelta:
+        self._add_usage(chunk)
         choice = next((choice for choice in choices_of(chunk) if index_of(choice) == 0), None)
         if choice is None:
-            return Piece()
-        self.begun = True
-        self._end(choice)
+            return ReplyDelta()
+        self.started = True
+        self._add_end(choice)
         delta = choice.get("delta")
-        piece = _piece(delta, self.calls) if isinstance(delta, dict) else Piece()
-        self.texts += [piece.text] if piece.text else []
-        self.reasonings += [piece.reasoning] if piece.reasoning else []
-        return piece
+        added = _delta(delta, self.calls) if isinstance(delta, dict) else ReplyDelta()
+        self.texts += [added.text] if added.text else []
+        self.reasonings += [added.reasoning] if added.reasoning else []
+        return added
 
-    def _count(self, chunk: dict[str, Any]) -> None:
+    def _add_usage(self, chunk: dict[str, Any]) -> None:
         ids = chunk.get("prompt_token_ids")
         if isinstance(ids, list):
             self.prompt_tokens = len(ids)
@@ -89,7 +89,7 @@ class ReplySoFar:
             details = usage.get("prompt_tokens_details")
             self.cached_tokens = _number(details.get("cached_tokens")) if isinstance(details, dict) else 0
 
-    def _end(self, choice: dict[str, Any]) -> None:
+    def _add_end(self, choice: dict[str, Any]) -> None:
         if choice.get("finish_reason"):
             self.finish_reason = str(choice["finish_reason"])
             stop = choice.get("stop_reason", choice.get("matched_stop"))
@@ -101,11 +101,11 @@ class ReplySoFar:
         return assistant_message(self.text, self.reasoning, calls)
 
 
-def _piece(delta: dict[str, Any], calls: CallsSoFar) -> Piece:
+def _delta(delta: dict[str, Any], calls: ToolCallAssembler) -> ReplyDelta:
     reasoning = next((delta[name] for name in REASONING if isinstance(delta.get(name), str)), "")
     text = delta.get("content") or delta.get("refusal")
     pieces = delta.get("tool_calls")
-    return Piece(
+    return ReplyDelta(
         reasoning=reasoning,
         text=text if isinstance(text, str) else "",
         calls=tuple(calls.add(pieces)) if isinstance(pieces, list) else (),
@@ -119,7 +119,8 @@ def _number(value: Any) -> int:
 def assistant_message(text: str, reasoning: str, calls: list[tuple[str, str, str]]) -> dict[str, Any]:
     """An assistant's turn as chat completions want it in a history. ``calls``: id, name, arguments.
 
-    Thoughts are said by both names that engines know for them: who drops one shortens the prompt without a word.
+    Thoughts are given under both names that engines know for them: an engine that does not find them renders a shorter
+    prompt without an error.
     """
     message: dict[str, Any] = {"role": "assistant", "content": text or None}
     message.update(dict.fromkeys(REASONING, reasoning) if reasoning else {})
@@ -133,7 +134,7 @@ def assistant_message(text: str, reasoning: str, calls: list[tuple[str, str, str
     return message
 
 
-def replayed(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def as_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A whole chat answer as the chunks of a stream: for each choice its role, its content and its end, then usage."""
     head = {name: value for name, value in body.items() if name not in ("choices", "usage", "object")}
     head["object"] = "chat.completion.chunk"
@@ -150,6 +151,6 @@ def _deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"role": message.get("role") or "assistant", "content": ""}
     for name, value in message.items():
         if name == "tool_calls" and isinstance(value, list):
-            yield {name: [{"index": place, **call} for place, call in enumerate(value) if isinstance(call, dict)]}
+            yield {name: [{"index": position, **call} for position, call in enumerate(value) if isinstance(call, dict)]}
         elif name != "role" and value not in (None, ""):
             yield {name: value}

@@ -17,9 +17,9 @@ def text_part(text: Any) -> Part:
 
 
 def image_part(url: Any, detail: Any = None) -> Part:
-    """An image by its address, or by its bytes as a ``data:`` address."""
+    """An image by its URL, or by its bytes as a ``data:`` URL."""
     if not isinstance(url, str) or not url:
-        raise InvalidInputError("an image must have an address or its bytes")
+        raise InvalidInputError("an image must have a URL or its bytes")
     extra = {} if detail in (None, "auto") else {"detail": detail}
     return {"type": "image_url", "image_url": {"url": url, **extra}}
 
@@ -56,9 +56,9 @@ def known_fields(
     """Fields that no translation knows, which are the engine's own (``chat_template_kwargs``, ``min_p``, …), and the
     names of those that have no meaning for it.
     """
-    known, without = set(translated), set(ignored)
-    passed = {name: value for name, value in body.items() if name not in known and name not in without}
-    return passed, sorted(name for name in body if name in without and body[name] not in (None, [], {}))
+    known, meaningless = set(translated), set(ignored)
+    passed = {name: value for name, value in body.items() if name not in known and name not in meaningless}
+    return passed, sorted(name for name in body if name in meaningless and body[name] not in (None, [], {}))
 
 
 def function_tool(name: Any, description: Any, parameters: Any, strict: Any = None) -> dict[str, Any]:
@@ -74,6 +74,6 @@ def function_tool(name: Any, description: Any, parameters: Any, strict: Any = No
 
 
 def with_system(texts: list[str], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One system message in front, from all that say what the system is: templates know only one, and only there."""
+    """One system message in front, from all system texts: templates know only one, and only there."""
     found = [text for text in texts if text]
     return [{"role": "system", "content": joined(found)}, *messages] if found else messages

@@ -1,6 +1,6 @@
 """Gemini ``generateContent``, the reply: from chat completions, whole and as a stream. Pure.
 
-A call's arguments are an object there, so calls are told in the last chunk, when they are whole.
+A call's arguments are an object there, so calls are sent in the last chunk, when they are whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import orjson
 
 from rollmill.errors import InvalidInputError
 from rollmill_capture.apis.api import ParsedRequest
-from rollmill_capture.apis.chat_reply import Piece, ReplySoFar, replayed
+from rollmill_capture.apis.chat_reply import PartialReply, ReplyDelta, as_chunks
 from rollmill_capture.apis.gemini_request import chat_fields
 from rollmill_capture.apis.history_cache import SessionHistory, as_object
 from rollmill_capture.errors import ErrorFormat
@@ -42,7 +42,7 @@ _STATUS = {
 
 class GeminiErrorFormat:
     keep_alive = b""
-    """Its SDK takes every line that is no data for the start of an error."""
+    """None: its SDK takes every line that is no data for the start of an error."""
 
     def error(self, status: int, message: str, param: str | None = None) -> dict[str, Any]:
         del param
@@ -52,84 +52,84 @@ class GeminiErrorFormat:
         return b"data: " + orjson.dumps(self.error(status, message)) + b"\n\n"
 
 
-SHAPE = GeminiErrorFormat()
+ERROR_FORMAT = GeminiErrorFormat()
 
 
 @dataclass(frozen=True)
 class GeminiApi:
-    """One of its two methods; without ``alt=sse`` a stream is a JSON array, and told at once."""
+    """One of its two methods; without ``alt=sse`` a stream is a JSON array, and sent at once."""
 
     streams: bool
     name: str = "gemini"
-    shape: ErrorFormat = SHAPE
+    error_format: ErrorFormat = ERROR_FORMAT
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
-        model = str(place.get("model") or "")
+    def parse_request(self, body: dict[str, Any], params: Mapping[str, Any], history: SessionHistory) -> ParsedRequest:
+        model = str(params.get("model") or "")
         if not model:
             raise InvalidInputError("the path must name a model")
-        stream = self.streams and place.get("alt") == "sse"
-        fields, ignored = chat_fields(body, model, memory)
-        answer = GeminiFormatter(model, memory, as_list=self.streams and not stream)
-        # The method says whether the reply is a stream; of the engine's own way to say it the body knows nothing.
+        stream = self.streams and params.get("alt") == "sse"
+        fields, ignored = chat_fields(body, model, history)
+        formatter = GeminiFormatter(model, history, as_list=self.streams and not stream)
+        # The method decides whether the reply is a stream: the client's body has no field for it, the engine's has.
         fields |= {"stream": True} if stream else {}
-        return ParsedRequest(CHAT, fields, answer, stream, translated=True, ignored=tuple(ignored))
+        return ParsedRequest(CHAT, fields, formatter, stream, translated=True, ignored=tuple(ignored))
 
 
 @dataclass(frozen=True)
 class GeminiFormatter:
     model: str
-    memory: SessionHistory
+    history: SessionHistory
     as_list: bool = False
     response_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    shape: ErrorFormat = SHAPE
+    error_format: ErrorFormat = ERROR_FORMAT
 
-    def voice(self) -> GeminiStreamFormatter:
+    def stream_formatter(self) -> GeminiStreamFormatter:
         return GeminiStreamFormatter(self)
 
-    def whole(self, raw: bytes, body: Any) -> bytes:
+    def format_body(self, raw: bytes, body: Any) -> bytes:
         del raw
-        reply = ReplySoFar()
-        for chunk in replayed(body):
+        reply = PartialReply()
+        for chunk in as_chunks(body):
             reply.add(chunk)
-        said = self.ended(reply, Piece(reply.reasoning, reply.text))
-        return orjson.dumps([said] if self.as_list else said)
+        response = self.last_response(reply, ReplyDelta(reply.reasoning, reply.text))
+        return orjson.dumps([response] if self.as_list else response)
 
-    def ended(self, reply: ReplySoFar, piece: Piece) -> dict[str, Any]:
-        """The last thing said: ``piece``, the calls, and why it ends."""
+    def last_response(self, reply: PartialReply, added: ReplyDelta) -> dict[str, Any]:
+        """With ``added``, the calls, and why the reply ends."""
         calls = reply.tool_calls()
         for call in calls:
-            self.memory.keep_call(call.call_id, call.name, call.arguments)
+            self.history.remember_call(call.call_id, call.name, call.arguments)
         parts = [
             {"functionCall": {"id": call.call_id, "name": call.name, "args": as_object(call.arguments)}}
             for call in calls
         ]
-        said = self.said(piece, parts)
-        said["candidates"][0]["finishReason"] = FINISH.get(reply.finish_reason or "", "OTHER")
-        return {**said, "usageMetadata": _usage(reply)}
+        response = self.response(added, parts)
+        response["candidates"][0]["finishReason"] = FINISH.get(reply.finish_reason or "", "OTHER")
+        return {**response, "usageMetadata": _usage(reply)}
 
-    def said(self, piece: Piece, more: list[dict[str, Any]]) -> dict[str, Any]:
+    def response(self, added: ReplyDelta, more: list[dict[str, Any]]) -> dict[str, Any]:
         parts: list[dict[str, Any]] = []
-        parts += [{"text": piece.reasoning, "thought": True}] if piece.reasoning else []
-        parts += [{"text": piece.text}] if piece.text else []
+        parts += [{"text": added.reasoning, "thought": True}] if added.reasoning else []
+        parts += [{"text": added.text}] if added.text else []
         candidate: dict[str, Any] = {"content": {"role": "model", "parts": [*parts, *more]}, "index": 0}
         return {"candidates": [candidate], "modelVersion": self.model, "responseId": self.response_id}
 
 
 @dataclass
 class GeminiStreamFormatter:
-    answer: GeminiFormatter
-    reply: ReplySoFar = field(default_factory=ReplySoFar)
+    formatter: GeminiFormatter
+    reply: PartialReply = field(default_factory=PartialReply)
 
-    def chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
+    def format_chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
         del event
-        piece = self.reply.add(chunk)
-        return _data(self.answer.said(piece, [])) if piece.reasoning or piece.text else b""
+        added = self.reply.add(chunk)
+        return _data(self.formatter.response(added, [])) if added.reasoning or added.text else b""
 
-    def end(self) -> bytes:
-        return _data(self.answer.ended(self.reply, Piece()))
+    def format_end(self) -> bytes:
+        return _data(self.formatter.last_response(self.reply, ReplyDelta()))
 
 
-def _usage(reply: ReplySoFar) -> dict[str, int]:
+def _usage(reply: PartialReply) -> dict[str, int]:
     return {
         "promptTokenCount": reply.prompt_tokens,
         "candidatesTokenCount": reply.completion_tokens,
@@ -138,5 +138,5 @@ def _usage(reply: ReplySoFar) -> dict[str, int]:
     }
 
 
-def _data(said: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(said) + b"\n\n"
+def _data(response: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(response) + b"\n\n"

@@ -1,7 +1,7 @@
 """Gemini ``generateContent``, the request: to chat completions. Pure.
 
 Field names come in camel case or with underscores, as protocol buffers allow. Calls need no ids there: those that have
-none are named by their place, and results find their call by id or by name.
+none are numbered in order, and results find their call by id or by name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESULT_KEYS = ("output", "result")
 """Where the SDKs put what a function returned."""
 
 
-def said(where: Any, name: str) -> Any:
+def field_of(where: Any, name: str) -> Any:
     """A field by its name in camel case, or with underscores."""
     if not isinstance(where, dict):
         return None
@@ -49,16 +49,18 @@ def _underscored(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
-def chat_fields(body: dict[str, Any], model: str, memory: SessionHistory) -> tuple[dict[str, Any], list[str]]:
+def chat_fields(body: dict[str, Any], model: str, history: SessionHistory) -> tuple[dict[str, Any], list[str]]:
     """The body for chat completions, and the fields that were ignored. Raises InvalidInputError."""
-    config = said(body, "generationConfig") or {}
-    if said(config, "candidateCount") not in (None, 1):
+    config = field_of(body, "generationConfig") or {}
+    if field_of(config, "candidateCount") not in (None, 1):
         raise InvalidInputError("`candidateCount` may be 1: ask again for another candidate")
     fields: dict[str, Any] = {"model": model}
-    fields |= {ours: said(config, name) for name, ours in SAMPLING.items() if said(config, name) is not None}
-    system = [str(part.get("text") or "") for part in _parts(said(body, "systemInstruction"))]
-    fields["messages"] = with_system(system, _messages(said(body, "contents"), memory))
-    ignored = sorted(name for name in IGNORED if said(body, name))
+    fields |= {
+        chat_name: field_of(config, name) for name, chat_name in SAMPLING.items() if field_of(config, name) is not None
+    }
+    system = [str(part.get("text") or "") for part in _parts(field_of(body, "systemInstruction"))]
+    fields["messages"] = with_system(system, _messages(field_of(body, "contents"), history))
+    ignored = sorted(name for name in IGNORED if field_of(body, name))
     return {**fields, **_tools(body), **_format(config)}, ignored
 
 
@@ -67,12 +69,12 @@ def _parts(content: Any) -> list[dict[str, Any]]:
         return []
     if isinstance(content, str):
         return [{"text": content}]
-    parts = said(content, "parts") if isinstance(content, dict) else content
+    parts = field_of(content, "parts") if isinstance(content, dict) else content
     return objects([parts] if isinstance(parts, dict) else parts or [], "`parts`")
 
 
-def _messages(contents: Any, memory: SessionHistory) -> list[dict[str, Any]]:
-    turns = _Turns(memory)
+def _messages(contents: Any, history: SessionHistory) -> list[dict[str, Any]]:
+    turns = _Turns(history)
     for content in [{"parts": [{"text": contents}]}] if isinstance(contents, str) else objects(contents, "`contents`"):
         role, parts = content.get("role"), _parts(content)
         if role == "model":
@@ -85,9 +87,9 @@ def _messages(contents: Any, memory: SessionHistory) -> list[dict[str, Any]]:
 
 
 class _Turns:
-    def __init__(self, memory: SessionHistory) -> None:
+    def __init__(self, history: SessionHistory) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._memory = memory
+        self._history = history
         self._open: list[tuple[str, str]] = []
         """Calls without a result yet: name and id."""
         self._count = 0
@@ -96,7 +98,7 @@ class _Turns:
         texts = [part for part in parts if isinstance(part.get("text"), str)]
         text = "".join(part["text"] for part in texts if not part.get("thought"))
         thoughts = "".join(part["text"] for part in texts if part.get("thought"))
-        calls = [self._call(call) for part in parts if isinstance(call := said(part, "functionCall"), dict)]
+        calls = [self._call(call) for part in parts if isinstance(call := field_of(part, "functionCall"), dict)]
         self.messages.append(assistant_message(text, thoughts, calls))
 
     def _call(self, call: dict[str, Any]) -> tuple[str, str, str]:
@@ -104,13 +106,13 @@ class _Turns:
         call_id = str(call.get("id") or f"call_{self._count}")
         self._count += 1
         self._open.append((name, call_id))
-        return call_id, name, self._memory.arguments(call.get("id"), name, call.get("args") or {})
+        return call_id, name, self._history.sampled_arguments(call.get("id"), name, call.get("args") or {})
 
     def user(self, parts: list[dict[str, Any]]) -> None:
-        """Results of functions are turns of their own; what stands between them keeps its place."""
+        """Results of functions are turns of their own; what is between them keeps its position."""
         waiting: list[Part] = []
         for part in parts:
-            response = said(part, "functionResponse")
+            response = field_of(part, "functionResponse")
             if isinstance(response, dict):
                 self._flush(waiting)
                 waiting = []
@@ -141,18 +143,18 @@ def _returned(response: Any) -> str:
 
 
 def _part(part: dict[str, Any]) -> Part:
-    inline, file = said(part, "inlineData"), said(part, "fileData")
+    inline, file = field_of(part, "inlineData"), field_of(part, "fileData")
     if isinstance(part.get("text"), str):
         return text_part(part["text"])
     if isinstance(inline, dict):
-        return image_part(data_url(said(inline, "mimeType"), _plain_base64(inline.get("data"))))
+        return image_part(data_url(field_of(inline, "mimeType"), _plain_base64(inline.get("data"))))
     if isinstance(file, dict):
-        return image_part(said(file, "fileUri"))
-    raise InvalidInputError(f"a part of {', '.join(sorted(part)) or 'nothing'} cannot be told to an engine")
+        return image_part(field_of(file, "fileUri"))
+    raise InvalidInputError(f"a part of {', '.join(sorted(part)) or 'nothing'} cannot be passed on to an engine")
 
 
 def _plain_base64(data: Any) -> Any:
-    """The SDKs write the letters that are safe in addresses."""
+    """The SDKs use the alphabet that is safe in URLs."""
     return data.replace("-", "+").replace("_", "/") if isinstance(data, str) else data
 
 
@@ -160,18 +162,18 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
     tools = [made for tool in objects(body.get("tools") or [], "`tools`") for made in _functions(tool)]
     if not tools:
         return {}
-    config = said(said(body, "toolConfig"), "functionCallingConfig")
-    allowed = said(config, "allowedFunctionNames") or []
+    config = field_of(field_of(body, "toolConfig"), "functionCallingConfig")
+    allowed = field_of(config, "allowedFunctionNames") or []
     if not isinstance(allowed, list):
         raise InvalidInputError("`allowedFunctionNames` must be a list of names")
-    mode = str(said(config, "mode") or "AUTO").upper()
+    mode = str(field_of(config, "mode") or "AUTO").upper()
     if allowed and mode == "ANY":
         tools = [tool for tool in tools if tool["function"]["name"] in allowed]
     return {"tools": tools, "tool_choice": {"ANY": "required", "NONE": "none"}.get(mode, "auto")}
 
 
 def _functions(tool: dict[str, Any]) -> list[dict[str, Any]]:
-    declared = said(tool, "functionDeclarations")
+    declared = field_of(tool, "functionDeclarations")
     others = sorted(name for name, value in tool.items() if value is not None and not name.startswith("function"))
     if others:
         raise InvalidInputError(f"the tool {others[0]!r} runs at Google; give tools with `functionDeclarations`")
@@ -179,13 +181,13 @@ def _functions(tool: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _function(declared: dict[str, Any]) -> dict[str, Any]:
-    schema = said(declared, "parametersJsonSchema")
+    schema = field_of(declared, "parametersJsonSchema")
     parameters = schema if schema is not None else _json_schema(declared.get("parameters"))
     return function_tool(declared.get("name"), declared.get("description"), parameters)
 
 
 def _json_schema(schema: Any) -> Any:
-    """Gemini's schemas name types in capitals, and say ``nullable``."""
+    """Gemini's schemas name types in capitals, and have ``nullable``."""
     if isinstance(schema, list):
         return [_json_schema(item) for item in schema]
     if not isinstance(schema, dict):
@@ -199,13 +201,13 @@ def _json_schema(schema: Any) -> Any:
 
 def _format(config: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    thinking = said(config, "thinkingConfig")
-    if isinstance(thinking, dict) and said(thinking, "thinkingBudget") is not None:
-        fields["chat_template_kwargs"] = {"enable_thinking": said(thinking, "thinkingBudget") != 0}
-    schema = said(config, "responseJsonSchema") or _json_schema(said(config, "responseSchema"))
+    thinking = field_of(config, "thinkingConfig")
+    if isinstance(thinking, dict) and field_of(thinking, "thinkingBudget") is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": field_of(thinking, "thinkingBudget") != 0}
+    schema = field_of(config, "responseJsonSchema") or _json_schema(field_of(config, "responseSchema"))
     if schema:
         wanted = {"name": "answer", "schema": schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": wanted}
-    elif said(config, "responseMimeType") == "application/json":
+    elif field_of(config, "responseMimeType") == "application/json":
         fields["response_format"] = {"type": "json_object"}
     return fields

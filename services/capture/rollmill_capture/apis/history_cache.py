@@ -1,8 +1,9 @@
 """What capture remembers of its own replies, so that histories come back as they were sampled.
 
-Messages and Gemini carry the arguments of a tool call as an object: what a client sends back has lost the spacing and
-the escapes that were sampled. The text is looked up by the call's id, or by its name and content. Responses may name a
-response in place of its history. All of it is a cache of one replica: what is forgotten is written anew, or refused.
+Anthropic Messages and Gemini carry the arguments of a tool call as an object: what a client sends back has lost the
+spacing and the escapes that were sampled. The text is looked up by the call's id, or by its name and content. A request
+to OpenAI Responses may name a response in place of its history. All of it is a cache of one replica: arguments that
+were evicted are serialized anew, and a response that was evicted is refused.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.json_body import compact_copy
-
 Messages = tuple[dict[str, Any], ...]
 
 DEFAULT_BYTES = 256 * 2**20
@@ -25,90 +24,87 @@ OVERHEAD = 600
 
 @dataclass(frozen=True)
 class _Link:
-    """A response: what came since the response before it, and that one's id."""
+    """A response: the messages since the previous response, and that one's id."""
 
-    before: str | None
+    previous: str | None
     messages: bytes
     """As JSON: a tenth of what the objects would take."""
 
 
 class HistoryCache:
-    """The oldest entries go first, beyond ``room`` bytes."""
+    """The least recently used entries are evicted, beyond ``max_bytes``."""
 
-    def __init__(self, room: int = DEFAULT_BYTES) -> None:
-        self._room = room
+    def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._used = 0
         self._entries: OrderedDict[tuple[str, str], tuple[Any, int]] = OrderedDict()
 
     def put(self, session_id: str, key: str, value: Any, size: int) -> None:
         size += OVERHEAD
-        _, before = self._entries.pop((session_id, key), (None, 0))
+        _, replaced = self._entries.pop((session_id, key), (None, 0))
         self._entries[session_id, key] = (value, size)
-        self._used += size - before
-        while self._used > self._room:
+        self._used += size - replaced
+        while self._used > self._max_bytes:
             _, (_, freed) = self._entries.popitem(last=False)
             self._used -= freed
 
     def get(self, session_id: str, key: str) -> Any:
-        """None: unknown, or forgotten."""
+        """None: unknown, or evicted."""
         found = self._entries.get((session_id, key))
         if found is None:
             return None
         self._entries.move_to_end((session_id, key))
         return found[0]
 
-    def of(self, session_id: str) -> SessionHistory:
-        return SessionHistory(self, session_id)
-
 
 @dataclass(frozen=True)
 class SessionHistory:
-    """What one session sees of the memory."""
+    """The entries of one session."""
 
-    memory: HistoryCache = field(default_factory=HistoryCache)
+    cache: HistoryCache = field(default_factory=HistoryCache)
     session_id: str = ""
 
-    def keep_call(self, call_id: str, name: str, arguments: str) -> None:
-        """Keep the text of a sampled call's arguments."""
-        for key in (f"call {call_id}", f"call {name} {_canonical(_loaded(arguments))}"):
-            self.memory.put(self.session_id, key, arguments, len(arguments) + len(key))
+    def remember_call(self, call_id: str, name: str, arguments: str) -> None:
+        """Keep the sampled text of a call's arguments."""
+        for key in (f"call {call_id}", f"call {name} {_canonical(_parsed(arguments))}"):
+            self.cache.put(self.session_id, key, arguments, len(arguments) + len(key))
 
-    def arguments(self, call_id: str | None, name: str, given: Any) -> str:
-        """The sampled text of a call whose arguments a client gives as the object ``given``."""
-        by_id = self.memory.get(self.session_id, f"call {call_id}") if call_id else None
+    def sampled_arguments(self, call_id: str | None, name: str, given: Any) -> str:
+        """The sampled text of a call's arguments, which a client gives as the object ``given``."""
+        by_id = self.cache.get(self.session_id, f"call {call_id}") if call_id else None
         if isinstance(by_id, str) and _same(by_id, given):
             return by_id
-        by_content = self.memory.get(self.session_id, f"call {name} {_canonical(given)}")
-        return by_content if isinstance(by_content, str) else _written(given)
+        by_content = self.cache.get(self.session_id, f"call {name} {_canonical(given)}")
+        return by_content if isinstance(by_content, str) else _serialized(given)
 
-    def keep_response(self, response_id: str, before: str | None, messages: Messages) -> None:
-        link = _Link(before, compact_copy(orjson.dumps(messages)))
-        self.memory.put(self.session_id, f"response {response_id}", link, len(link.messages))
+    def remember_response(self, response_id: str, previous: str | None, messages: Messages) -> None:
+        link = _Link(previous, compact_copy(orjson.dumps(messages)))
+        self.cache.put(self.session_id, f"response {response_id}", link, len(link.messages))
 
-    def history(self, response_id: str) -> Messages | None:
-        """All messages up to a response and with it; None: unknown, or forgotten in part."""
+    def messages_until(self, response_id: str) -> Messages | None:
+        """All messages up to a response and with it; None: unknown, or evicted in part."""
         links: list[_Link] = []
         wanted: str | None = response_id
         while wanted is not None:
-            link = self.memory.get(self.session_id, f"response {wanted}")
+            link = self.cache.get(self.session_id, f"response {wanted}")
             if not isinstance(link, _Link):
                 return None
             links.append(link)
-            wanted = link.before
+            wanted = link.previous
         return tuple(message for link in reversed(links) for message in orjson.loads(link.messages))
 
 
 INVALID = "INVALID_JSON"
-"""The one key of an object that stands for arguments that are no JSON object."""
+"""The one key of an object in place of arguments that are no JSON object."""
 
 
 def as_object(arguments: str) -> dict[str, Any]:
-    """Sampled arguments as the object that Messages and Gemini want."""
-    found = _loaded(arguments)
+    """Sampled arguments as the object that Anthropic Messages and Gemini carry."""
+    found = _parsed(arguments)
     return found if isinstance(found, dict) else {INVALID: arguments}
 
 
-def _loaded(arguments: str) -> Any:
+def _parsed(arguments: str) -> Any:
     try:
         return orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
@@ -123,7 +119,7 @@ def _canonical(given: Any) -> str:
     return orjson.dumps(given, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def _written(given: Any) -> str:
+def _serialized(given: Any) -> str:
     """As most models write JSON: a space after every comma and colon."""
     if isinstance(given, dict) and list(given) == [INVALID] and isinstance(given[INVALID], str):
         return str(given[INVALID])
@@ -132,3 +128,10 @@ def _written(given: Any) -> str:
 
 def json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def compact_copy(raw: bytes) -> bytes:
+    """The same bytes in just the room that they take, for what is kept: what orjson returns holds on to all the room
+    that it had set aside, several times the text.
+    """
+    return bytes(memoryview(raw))

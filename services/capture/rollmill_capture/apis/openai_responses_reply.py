@@ -1,6 +1,6 @@
 """OpenAI Responses, the reply: from chat completions, whole and as events in order. Pure.
 
-Of several function calls in a stream the first is told as it comes and the others at the end, because items follow each
+Of several function calls in a stream the first is sent as it comes and the others at the end, because items follow each
 other and pieces of calls may not.
 """
 
@@ -15,13 +15,13 @@ from typing import Any
 import orjson
 
 from rollmill_capture.apis.api import ParsedRequest
-from rollmill_capture.apis.chat_reply import Piece, ReplySoFar, ToolCall, replayed
+from rollmill_capture.apis.chat_reply import PartialReply, ReplyDelta, ToolCall, as_chunks
 from rollmill_capture.apis.history_cache import Messages, SessionHistory
+from rollmill_capture.apis.openai import is_stream
 from rollmill_capture.apis.openai_responses_request import chat_fields
-from rollmill_capture.apis.validation import is_stream
 from rollmill_capture.errors import ErrorFormat, error_body
 from rollmill_capture.sse import ServerEvent
-from rollmill_capture.upstream.formats.tool_calls import CallPiece
+from rollmill_capture.upstream.formats.chat_stream import ToolCallDelta
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -41,7 +41,7 @@ _ECHOED: dict[str, Any] = {
     "user": None,
     "metadata": {},
 }
-"""Fields of a request that its response repeats, and what they are where the request does not say them."""
+"""Fields of a request that its response repeats, and what they are where the request lacks them."""
 
 
 class OpenAiResponsesErrorFormat:
@@ -57,39 +57,39 @@ class OpenAiResponsesErrorFormat:
         return b"event: error\ndata: " + orjson.dumps(event) + b"\n\n"
 
 
-SHAPE = OpenAiResponsesErrorFormat()
+ERROR_FORMAT = OpenAiResponsesErrorFormat()
 
 
 @dataclass(frozen=True)
 class OpenAiResponsesApi:
     name: str = "responses"
-    shape: ErrorFormat = SHAPE
+    error_format: ErrorFormat = ERROR_FORMAT
 
-    def read(self, body: dict[str, Any], place: Mapping[str, Any], memory: SessionHistory) -> ParsedRequest:
-        del place
-        fields, new, ignored = chat_fields(body, memory)
-        before = body.get("previous_response_id")
-        answer = OpenAiResponsesFormatter(body, before if isinstance(before, str) else None, new, memory)
-        return ParsedRequest(CHAT, fields, answer, is_stream(body), translated=True, ignored=tuple(ignored))
+    def parse_request(self, body: dict[str, Any], params: Mapping[str, Any], history: SessionHistory) -> ParsedRequest:
+        del params
+        fields, new, ignored = chat_fields(body, history)
+        previous = body.get("previous_response_id")
+        formatter = OpenAiResponsesFormatter(body, previous if isinstance(previous, str) else None, new, history)
+        return ParsedRequest(CHAT, fields, formatter, is_stream(body), translated=True, ignored=tuple(ignored))
 
 
 @dataclass(frozen=True)
 class OpenAiResponsesFormatter:
     request: Mapping[str, Any]
-    before: str | None
+    previous: str | None
     new: Messages
-    memory: SessionHistory
+    history: SessionHistory
     response_id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created_at: int = field(default_factory=lambda: int(time.time()))
-    shape: ErrorFormat = SHAPE
+    error_format: ErrorFormat = ERROR_FORMAT
 
-    def voice(self) -> OpenAiResponsesStreamFormatter:
+    def stream_formatter(self) -> OpenAiResponsesStreamFormatter:
         return OpenAiResponsesStreamFormatter(self)
 
-    def whole(self, raw: bytes, body: Any) -> bytes:
+    def format_body(self, raw: bytes, body: Any) -> bytes:
         del raw
-        reply = ReplySoFar()
-        for chunk in replayed(body):
+        reply = PartialReply()
+        for chunk in as_chunks(body):
             reply.add(chunk)
         self.remember(reply)
         items: list[dict[str, Any]] = []
@@ -99,12 +99,12 @@ class OpenAiResponsesFormatter:
             items.append(_message(_item_id("msg"), reply.text))
         return orjson.dumps(self.ended(reply, [*items, *(_call(_item_id("fc"), call) for call in reply.tool_calls())]))
 
-    def remember(self, reply: ReplySoFar) -> None:
+    def remember(self, reply: PartialReply) -> None:
         """For a later request that names this response in place of its history."""
-        self.memory.keep_response(self.response_id, self.before, (*self.new, reply.message()))
+        self.history.remember_response(self.response_id, self.previous, (*self.new, reply.message()))
 
-    def begun(self, status: str = "in_progress") -> dict[str, Any]:
-        said = {name: self.request.get(name) for name in _ECHOED if self.request.get(name) is not None}
+    def started(self, status: str = "in_progress") -> dict[str, Any]:
+        echoed = {name: self.request.get(name) for name in _ECHOED if self.request.get(name) is not None}
         return {
             "id": self.response_id,
             "object": "response",
@@ -115,72 +115,73 @@ class OpenAiResponsesFormatter:
             "model": self.request.get("model") or "",
             "output": [],
             **_ECHOED,
-            **said,
+            **echoed,
             "store": False,
             "usage": None,
         }
 
-    def ended(self, reply: ReplySoFar, output: list[dict[str, Any]]) -> dict[str, Any]:
-        whole = reply.finish_reason in COMPLETE
-        reason = None if whole else {"reason": INCOMPLETE.get(reply.finish_reason or "")}
-        status = "completed" if whole else "incomplete"
-        return {**self.begun(status), "incomplete_details": reason, "output": output, "usage": _usage(reply)}
+    def ended(self, reply: PartialReply, output: list[dict[str, Any]]) -> dict[str, Any]:
+        complete = reply.finish_reason in COMPLETE
+        reason = None if complete else {"reason": INCOMPLETE.get(reply.finish_reason or "")}
+        status = "completed" if complete else "incomplete"
+        return {**self.started(status), "incomplete_details": reason, "output": output, "usage": _usage(reply)}
 
 
 @dataclass
 class OpenAiResponsesStreamFormatter:
-    answer: OpenAiResponsesFormatter
-    reply: ReplySoFar = field(default_factory=ReplySoFar)
+    formatter: OpenAiResponsesFormatter
+    reply: PartialReply = field(default_factory=PartialReply)
     number: int = 0
     output: list[dict[str, Any]] = field(default_factory=list)
     """Items that are complete."""
     open: str | None = None
-    """Type of the item that is being told; a call's stays open to the end."""
+    """Type of the item that is being sent; a call's stays open to the end."""
     item_id: str = ""
     text: list[str] = field(default_factory=list)
-    """Of the item that is being told."""
-    told: str | None = None
-    """Id of the call that is told as it comes."""
+    """Of the item that is being sent."""
+    live_call: str | None = None
+    """Id of the call that is sent as it comes."""
     call: ToolCall = field(default_factory=lambda: ToolCall("", "", ""))
     late: list[str] = field(default_factory=list)
     """Text that came after the first call had begun."""
 
-    def chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
+    def format_chunk(self, event: ServerEvent, chunk: dict[str, Any]) -> bytes:
         del event
-        begins = not self.reply.begun
-        piece = self.reply.add(chunk)
-        return (self._begin() if begins and self.reply.begun else b"") + self._piece(piece)
+        starts = not self.reply.started
+        added = self.reply.add(chunk)
+        return (self._start_response() if starts and self.reply.started else b"") + self._added(added)
 
-    def end(self) -> bytes:
-        reply, answer = self.reply, self.answer
-        answer.remember(reply)
-        frames = [b"" if reply.begun else self._begin(), self._close()]
+    def format_end(self) -> bytes:
+        reply, formatter = self.reply, self.formatter
+        formatter.remember(reply)
+        frames = [b"" if reply.started else self._start_response(), self._close()]
         if self.late or not (reply.text or reply.calls):
             frames += [self._delta("message", "".join(self.late)), self._close()]
-        frames += [self._call(call) for call in reply.tool_calls() if call.call_id != self.told]
-        response = answer.ended(reply, self.output)
+        frames += [self._whole_call(call) for call in reply.tool_calls() if call.call_id != self.live_call]
+        response = formatter.ended(reply, self.output)
         return b"".join([*frames, self._event(f"response.{response['status']}", response=response)])
 
-    def _begin(self) -> bytes:
-        begun = self.answer.begun()
-        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+    def _start_response(self) -> bytes:
+        response = self.formatter.started()
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
 
-    def _piece(self, piece: Piece) -> bytes:
+    def _added(self, added: ReplyDelta) -> bytes:
         frames = b""
-        if piece.reasoning and self.told is None:
-            frames += self._delta("reasoning", piece.reasoning)
-        if piece.text and self.told is None:
-            frames += self._delta("message", piece.text)
-        elif piece.text:
-            self.late.append(piece.text)
-        return frames + b"".join(self._live(call) for call in piece.calls if call.number == 0)
+        if added.reasoning and self.live_call is None:
+            frames += self._delta("reasoning", added.reasoning)
+        if added.text and self.live_call is None:
+            frames += self._delta("message", added.text)
+        elif added.text:
+            self.late.append(added.text)
+        return frames + b"".join(self._live_delta(call) for call in added.calls if call.number == 0)
 
-    def _live(self, call: CallPiece) -> bytes:
-        self.told = self.told or call.call_id or self.reply.call_id(0)
-        return self._delta("function_call", call.arguments, ToolCall(self.told, call.name, ""))
+    def _live_delta(self, call: ToolCallDelta) -> bytes:
+        self.live_call = self.live_call or call.call_id or self.reply.call_id(0)
+        return self._delta("function_call", call.arguments, ToolCall(self.live_call, call.name, ""))
 
-    def _call(self, call: ToolCall) -> bytes:
-        """A call that has waited, from its start to its end."""
+    def _whole_call(self, call: ToolCall) -> bytes:
+        """A call that had to wait, from its start to its end."""
         return self._delta("function_call", call.arguments, call) + self._close()
 
     def _delta(self, kind: str, text: str, call: ToolCall | None = None) -> bytes:
@@ -188,7 +189,7 @@ class OpenAiResponsesStreamFormatter:
         self.text.append(text)
         names = {"reasoning": "reasoning_text", "message": "output_text", "function_call": "function_call_arguments"}
         logprobs: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        return frames + (self._of_part(f"response.{names[kind]}.delta", delta=text, **logprobs) if text else b"")
+        return frames + (self._part_event(f"response.{names[kind]}.delta", delta=text, **logprobs) if text else b"")
 
     def _start(self, kind: str, call: ToolCall | None) -> bytes:
         self.open, self.text = kind, []
@@ -196,11 +197,13 @@ class OpenAiResponsesStreamFormatter:
             self.item_id = _item_id("fc")
             item = {**_call(self.item_id, call), "arguments": "", "status": "in_progress"}
             self.call = call
-            return self._item("response.output_item.added", item)
+            return self._item_event("response.output_item.added", item)
         self.item_id = _item_id("rs" if kind == "reasoning" else "msg")
         item = {**_item(kind, self.item_id, ""), "status": "in_progress", "content": []}
         part = {"part": _part(kind, "")}
-        return self._item("response.output_item.added", item) + self._of_part("response.content_part.added", **part)
+        return self._item_event("response.output_item.added", item) + self._part_event(
+            "response.content_part.added", **part
+        )
 
     def _close(self) -> bytes:
         kind, text = self.open, "".join(self.text)
@@ -208,11 +211,11 @@ class OpenAiResponsesStreamFormatter:
             return b""
         if kind == "function_call":
             item = _call(self.item_id, ToolCall(self.call.call_id, self.call.name, text))
-            done = self._of_part("response.function_call_arguments.done", name=self.call.name, arguments=text)
+            done = self._part_event("response.function_call_arguments.done", name=self.call.name, arguments=text)
         else:
             item = _item(kind, self.item_id, text)
             done = self._text_done(kind, text)
-        frames = done + self._item("response.output_item.done", item)
+        frames = done + self._item_event("response.output_item.done", item)
         self.output.append(item)
         self.open = None
         return frames
@@ -220,15 +223,15 @@ class OpenAiResponsesStreamFormatter:
     def _text_done(self, kind: str, text: str) -> bytes:
         name = "response.reasoning_text.done" if kind == "reasoning" else "response.output_text.done"
         logprobs: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        done = self._of_part(name, text=text, **logprobs)
-        return done + self._of_part("response.content_part.done", part=_part(kind, text))
+        done = self._part_event(name, text=text, **logprobs)
+        return done + self._part_event("response.content_part.done", part=_part(kind, text))
 
-    def _item(self, kind: str, item: dict[str, Any]) -> bytes:
+    def _item_event(self, kind: str, item: dict[str, Any]) -> bytes:
         return self._event(kind, output_index=len(self.output), item=item)
 
-    def _of_part(self, kind: str, **fields: Any) -> bytes:
-        place = {} if self.open == "function_call" else {"content_index": 0}
-        return self._event(kind, item_id=self.item_id, output_index=len(self.output), **place, **fields)
+    def _part_event(self, kind: str, **fields: Any) -> bytes:
+        index = {} if self.open == "function_call" else {"content_index": 0}
+        return self._event(kind, item_id=self.item_id, output_index=len(self.output), **index, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self.number, **fields}
@@ -278,7 +281,7 @@ def _call(item_id: str, call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _usage(reply: ReplySoFar) -> dict[str, Any]:
+def _usage(reply: PartialReply) -> dict[str, Any]:
     return {
         "input_tokens": reply.prompt_tokens,
         "input_tokens_details": {"cached_tokens": reply.cached_tokens},

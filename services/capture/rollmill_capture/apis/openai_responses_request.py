@@ -49,8 +49,8 @@ IGNORED = (
 REFUSED = ("background", "conversation", "prompt", "max_tool_calls")
 
 
-def chat_fields(body: dict[str, Any], memory: SessionHistory) -> tuple[dict[str, Any], Messages, list[str]]:
-    """The body for chat completions, its messages that are new since the response before, and the fields that were
+def chat_fields(body: dict[str, Any], history: SessionHistory) -> tuple[dict[str, Any], Messages, list[str]]:
+    """The body for chat completions, its messages that are new since the previous response, and the fields that were
     ignored. Raises InvalidInputError.
     """
     refused = [name for name in REFUSED if body.get(name)]
@@ -63,14 +63,14 @@ def chat_fields(body: dict[str, Any], memory: SessionHistory) -> tuple[dict[str,
     new = messages_of(body.get("input"))
     instructions = body.get("instructions")
     system = [instructions] if isinstance(instructions, str) else []
-    fields["messages"] = _one_system(system, [*_history(body.get("previous_response_id"), memory), *new])
+    fields["messages"] = _one_system(system, [*_history(body.get("previous_response_id"), history), *new])
     return {**fields, **_tools(body), **_ending(body), **passed}, tuple(new), ignored
 
 
-def _history(previous: Any, memory: SessionHistory) -> Messages:
+def _history(previous: Any, history: SessionHistory) -> Messages:
     if previous is None:
         return ()
-    found = memory.history(previous) if isinstance(previous, str) else None
+    found = history.messages_until(previous) if isinstance(previous, str) else None
     if found is None:
         raise InvalidInputError(
             f"Previous response with id {previous!r} not found: it is kept in the memory of one replica, for its "
@@ -80,7 +80,7 @@ def _history(previous: Any, memory: SessionHistory) -> Messages:
 
 
 def _one_system(system: list[str], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What says the system at the start becomes one message; later ones keep their place."""
+    """System messages at the start become one; later ones keep their position."""
     start = 0
     while start < len(messages) and messages[start]["role"] == "system" and isinstance(messages[start]["content"], str):
         start += 1
@@ -98,10 +98,10 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
     for item in objects(given, "`input`"):
         if turn.take(item):
             continue
-        made += turn.closed()
+        made += turn.messages()
         turn = _Turn()
         made.append(_message(item))
-    return [*made, *turn.closed()]
+    return [*made, *turn.messages()]
 
 
 class _Turn:
@@ -127,7 +127,7 @@ class _Turn:
         self._any = True
         return True
 
-    def closed(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Any]]:
         thoughts = "".join(self._thoughts)
         return [assistant_message("".join(self._texts), thoughts, self._calls)] if self._any else []
 
@@ -143,7 +143,7 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
     if kind == "function_call_output":
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
     if kind != "message":
-        raise InvalidInputError(f"an item of type {kind!r} cannot be told to an engine")
+        raise InvalidInputError(f"an item of type {kind!r} cannot be passed on to an engine")
     role = item.get("role")
     if role not in ("user", "system", "developer"):
         raise InvalidInputError(f"a message has the role {role!r}; it may be user, assistant, system or developer")
@@ -162,7 +162,7 @@ def _part(part: dict[str, Any]) -> Part:
         return text_part(part.get("text"))
     if kind == "input_image":
         return image_part(part.get("image_url"), part.get("detail"))
-    raise InvalidInputError(f"content of type {kind!r} cannot be told to an engine")
+    raise InvalidInputError(f"content of type {kind!r} cannot be passed on to an engine")
 
 
 def _tools(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Housekeeping of the topic ``sessions``: what is long over gets a tombstone, and is forgotten where that is read.
 
-One replica writes the tombstones. A tombstone says which attempt it forgets; one that another replica's opening of a
+The leader writes the tombstones. A tombstone names the attempt that it forgets; one that another replica's opening of a
 later attempt has overtaken is passed over by every reader, and the entry is written again, because compaction keeps
 the last record alone.
 """
@@ -23,12 +23,11 @@ from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.coordination.sessions_topic import attempt_header
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 
-MOST_AT_ONCE = 5000
+MOST_PER_ROUND = 5000
 """Tombstones of one round."""
-AT_ONCE = 100
-"""Of them under way together."""
-SLICE = 500
-"""Entries looked at between two turns of the loop."""
+CONCURRENT_WRITES = 100
+ENTRIES_PER_TURN = 500
+"""Entries checked before other tasks of the event loop have their turn."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,9 @@ class SessionRetention:
     """``retention``: seconds for which a session that is over stays known."""
 
     table: SessionTable
-    fleet: Membership
+    membership: Membership
     admission: Admission
-    sink: EventWriter
+    event_writer: EventWriter
     clock: Clock
     metrics: Metrics
     retention: float
@@ -50,35 +49,37 @@ class SessionRetention:
 
     async def sweep(self) -> None:
         """One round; what cannot be written now waits for the next."""
-        self.admission.tidy(self.clock.now())
+        self.admission.forget_ended(self.clock.now())
         self.metrics.gauge("sessions_known", len(self.table))
-        if not self.fleet.keeps_house:
+        if not self.membership.is_leader:
             return
         try:
             await self._write()
         except NotAcknowledgedError as error:
-            structlog.get_logger().info("sessions that are over are forgotten later", error=str(error))
+            structlog.get_logger().info(
+                "ended sessions are not forgotten now: the next round tries again", error=str(error)
+            )
 
     async def _write(self) -> None:
         for entry in self.table.overtaken():
-            await self.sink.tell(SESSIONS, entry.session_id, encode(entry, JSON))
-        over = await self._over()
-        for start in range(0, len(over), AT_ONCE):
-            await asyncio.gather(*map(self._forget, over[start : start + AT_ONCE]))
-        for replica in self.fleet.dead():
-            await self.sink.tell(SESSIONS, replica_key(replica), None)
+            await self.event_writer.append_best_effort(SESSIONS, entry.session_id, encode(entry, JSON))
+        ended = await self._ended()
+        for start in range(0, len(ended), CONCURRENT_WRITES):
+            await asyncio.gather(*map(self._forget, ended[start : start + CONCURRENT_WRITES]))
+        for replica in self.membership.expired():
+            await self.event_writer.append_best_effort(SESSIONS, replica_key(replica), None)
 
     async def _forget(self, entry: SessionEntry) -> None:
-        await self.sink.tell(SESSIONS, entry.session_id, None, attempt_header(entry.attempt))
+        await self.event_writer.append_best_effort(SESSIONS, entry.session_id, None, attempt_header(entry.attempt))
         self.metrics.count("sessions_forgotten")
 
-    async def _over(self) -> list[SessionEntry]:
+    async def _ended(self) -> list[SessionEntry]:
         """A table may be large: others have their turn meanwhile."""
         entries, found, before = self.table.entries(), list[SessionEntry](), self.clock.now() - self.retention
-        for start in range(0, len(entries), SLICE):
-            found += [entry for entry in entries[start : start + SLICE] if ended_at(entry) < before]
+        for start in range(0, len(entries), ENTRIES_PER_TURN):
+            found += [entry for entry in entries[start : start + ENTRIES_PER_TURN] if ended_at(entry) < before]
             await asyncio.sleep(0)
-        return found[:MOST_AT_ONCE]
+        return found[:MOST_PER_ROUND]
 
 
 def ended_at(entry: SessionEntry) -> float:

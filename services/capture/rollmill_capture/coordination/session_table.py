@@ -15,7 +15,7 @@ from rollmill.models import SessionEntry, SessionState
 
 
 class Position(Protocol):
-    """How far a table has been read; `rollmill.runtime.kafka.global_table.TableReader` is one."""
+    """How far a table has been read; `rollmill.runtime.kafka.global_table.GlobalTable` is one."""
 
     async def end_offsets(self) -> dict[int, int]: ...
 
@@ -26,8 +26,8 @@ class SessionTable:
     """Session id to its newest entry."""
 
     def __init__(self) -> None:
-        self.watch: Callable[[SessionEntry], None] | None = None
-        """Told of every entry that is news."""
+        self.on_change: Callable[[SessionEntry], None] | None = None
+        """Called with every entry that is news."""
         self._entries: dict[str, SessionEntry] = {}
         self._by_token: dict[str, str] = {}
         self._overtaken: set[str] = set()
@@ -66,8 +66,8 @@ class SessionTable:
         self._entries[entry.session_id] = entry
         if entry.token is not None:
             self._by_token[entry.token] = entry.session_id
-        if self.watch is not None:
-            self.watch(entry)
+        if self.on_change is not None:
+            self.on_change(entry)
 
     def _remove(self, entry: SessionEntry) -> None:
         del self._entries[entry.session_id]
@@ -79,7 +79,7 @@ class SessionTable:
         return self._entries.get(session_id)
 
     def of_token(self, digest: str) -> SessionEntry | None:
-        """The session whose token has this digest."""
+        """The session with the token of this digest."""
         session_id = self._by_token.get(digest)
         return None if session_id is None else self._entries.get(session_id)
 
@@ -119,9 +119,9 @@ class InFlight:
             yield
         finally:
             self.total -= 1
-            self._leave(session_id)
+            self._end_call(session_id)
 
-    def _leave(self, session_id: str) -> None:
+    def _end_call(self, session_id: str) -> None:
         left = self._calls.pop(session_id) - 1
         if left:
             self._calls[session_id] = left
@@ -129,7 +129,7 @@ class InFlight:
         for event in self._waiting.pop(session_id, ()):
             event.set()
 
-    async def idle(self, session_id: str) -> None:
+    async def wait_until_idle(self, session_id: str) -> None:
         """Wait until no call of the session is in flight."""
         if session_id in self._calls:
             event = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The topic ``sessions`` as it is read: sessions, gates of policies and signs of life, each to who knows them."""
+"""The topic ``sessions`` as it is read: entries of sessions, pauses of policies and heartbeats, each to its table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rollmill.codec import Headers, header
 from rollmill.models import PolicyPause, ReplicaHeartbeat, SessionEntry, SessionRecord, is_identifier, replica_key
 from rollmill_capture.coordination.membership import Replicas
-from rollmill_capture.coordination.policy_pauses import PolicyPauses
+from rollmill_capture.coordination.policies import PolicyPauses
 from rollmill_capture.coordination.session_table import SessionTable
 
 ATTEMPT = "attempt"
@@ -17,7 +17,7 @@ ATTEMPT = "attempt"
 @dataclass(frozen=True)
 class SessionsTopic:
     table: SessionTable
-    gates: PolicyPauses
+    pauses: PolicyPauses
     replicas: Replicas = field(default_factory=Replicas)
 
     def apply(self, _key: str, record: SessionRecord | None) -> None:
@@ -26,7 +26,7 @@ class SessionsTopic:
             case SessionEntry():
                 self.table.apply(record)
             case PolicyPause():
-                self.gates.apply(record)
+                self.pauses.apply(record)
             case ReplicaHeartbeat():
                 self.replicas.apply(record)
             case None:
@@ -46,5 +46,5 @@ def attempt_header(attempt: int) -> Headers:
 
 def forgotten_attempt(headers: Headers) -> int | None:
     """The attempt that a tombstone forgets; None: whichever there is."""
-    said = header(headers, ATTEMPT)
-    return int(said) if said is not None and said.isdigit() else None
+    attempt = header(headers, ATTEMPT)
+    return int(attempt) if attempt is not None and attempt.isdigit() else None

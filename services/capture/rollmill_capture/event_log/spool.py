@@ -21,8 +21,8 @@ from rollmill_capture.event_log.spool_store import SpooledRecord, SpoolStore, op
 
 T = TypeVar("T")
 
-LOOK_SECONDS = 1.0
-"""How often the disk is asked how much is free."""
+CHECK_SECONDS = 1.0
+"""How often the disk's free space is read."""
 
 
 class SpoolFailedError(RetryableError):
@@ -49,8 +49,8 @@ class Spool:
         self._limit = limit
         self._free = free
         self._now = now
-        self._place, self._looked_at = 0, float("-inf")
-        self._held: Counter[str] = Counter()
+        self._capacity, self._checked_at = 0, float("-inf")
+        self._counts: Counter[str] = Counter()
         self._waiting: list[tuple[SpooledRecord, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         self.empty = asyncio.Event()
@@ -59,29 +59,29 @@ class Spool:
         self.reserved = 0
 
     async def load(self) -> None:
-        """Learn what an earlier process left."""
-        for key, count, size in await self._run(self._file.holdings):
-            self._held[key] += count
+        """Count what an earlier process left."""
+        for key, count, size in await self._run(self._file.contents):
+            self._counts[key] += count
             self.used += size
-        self._tell()
+        self._update_empty()
 
     @property
     def records(self) -> int:
-        return self._held.total()
+        return self._counts.total()
 
     def holds(self, key: str) -> bool:
-        """Whether records of the key wait here; later ones have to go behind them."""
-        return key in self._held
+        """Whether records of the key are spooled; later ones have to go behind them."""
+        return key in self._counts
 
     @property
     def free(self) -> int:
         """Bytes that can be kept for calls now."""
-        return self._most() - self.used - self.reserved
+        return self._max_bytes() - self.used - self.reserved
 
     @contextmanager
-    def room(self, size: int) -> Iterator[None]:
+    def reserve_space(self, size: int) -> Iterator[None]:
         """Inside, ``size`` bytes are kept free. Raises NoRoomError."""
-        limit = self._most()
+        limit = self._max_bytes()
         if self.used + self.reserved + size > limit:
             raise NoRoomError(
                 f"the spool has no room for {size} bytes: {self.used} of {limit} are used and {self.reserved} reserved "
@@ -95,11 +95,11 @@ class Spool:
         finally:
             self.reserved -= size
 
-    def _most(self) -> int:
+    def _max_bytes(self) -> int:
         """Bytes that records may take together: the limit, or what the disk has left where that is less."""
-        if self._now() >= self._looked_at + LOOK_SECONDS:
-            self._place, self._looked_at = self.used + self._free(), self._now()
-        return min(self._limit, self._place)
+        if self._now() >= self._checked_at + CHECK_SECONDS:
+            self._capacity, self._checked_at = self.used + self._free(), self._now()
+        return min(self._limit, self._capacity)
 
     async def put(self, record: SpooledRecord) -> None:
         """Returns when the record is on the disk: what has its room is never refused. Raises SpoolFailedError."""
@@ -115,15 +115,15 @@ class Spool:
         return await self._run(partial(self._file.first, size))
 
     async def remove(self, records: Sequence[SpooledRecord]) -> None:
-        """Forget records that the log has."""
+        """Remove records that the log has."""
         await self._run(partial(self._file.remove, [record.number for record in records]))
         for record in records:
             self._count(record, -1)
-        if not self._held:
+        if not self._counts:
             await self._run(self._file.shrink)
 
     async def set_aside(self, record: SpooledRecord, reason: str) -> None:
-        """Keep a record that the log will never take out of the way; it stays in the file for a person."""
+        """Keep a record that the log will never take out of the way; it stays in the file for an operator."""
         await self._run(partial(self._file.set_aside, record.number, reason))
         self._count(record, -1)
 
@@ -139,14 +139,14 @@ class Spool:
             batch, self._waiting = self._waiting, []
             try:
                 await self._run(partial(self._file.add, [record for record, _ in batch]))
-            except Exception as error:  # noqa: BLE001  # whatever it is, those who wait have to hear of it
+            except Exception as error:  # noqa: BLE001  # whatever it is, the waiting callers have to get it
                 self._fail(batch, error)
             else:
                 for _, written in batch:
                     if not written.done():
                         written.set_result(None)
         self._writing = None
-        self._tell()
+        self._update_empty()
 
     def _fail(self, batch: list[tuple[SpooledRecord, asyncio.Future[None]]], error: Exception) -> None:
         for record, written in batch:
@@ -156,13 +156,13 @@ class Spool:
 
     def _count(self, record: SpooledRecord, by: int) -> None:
         self.used += by * len(record.value)
-        self._held[record.key] += by
-        if not self._held[record.key]:
-            del self._held[record.key]
-        self._tell()
+        self._counts[record.key] += by
+        if not self._counts[record.key]:
+            del self._counts[record.key]
+        self._update_empty()
 
-    def _tell(self) -> None:
-        if self._held:
+    def _update_empty(self) -> None:
+        if self._counts:
             self.empty.clear()
         else:
             self.empty.set()

@@ -1,6 +1,6 @@
 """The spool's file: records in the order they came, in SQLite, synchronous to the disk. Used from one thread.
 
-One process owns a file, by a lock beside it. The next start takes the first file that nobody owns, so that what a dead
+One process owns a file, by a lock beside it. The next start takes the first file without an owner, so that what a dead
 process left is found again; a directory serves the replicas of one machine.
 """
 
@@ -78,7 +78,7 @@ class SpoolStore:
         self._db.execute("VACUUM")
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
 
-    def holdings(self) -> list[tuple[str, int, int]]:
+    def contents(self) -> list[tuple[str, int, int]]:
         """Key, records and bytes of everything that waits to be sent."""
         query = "SELECT key, count(*), sum(length(value)) FROM spooled WHERE refused IS NULL GROUP BY key"
         return list(self._db.execute(query))
@@ -99,7 +99,7 @@ class SpoolStore:
 
 
 def open_spool_store(directory: Path, prefix: str) -> SpoolStore:
-    """The first file of the prefix that no living process owns. Raises ConfigurationError."""
+    """The first file of the prefix that no running process owns. Raises ConfigurationError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for number in range(MOST_FILES):

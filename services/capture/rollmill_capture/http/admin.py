@@ -14,12 +14,11 @@ from rollmill.errors import BackpressureError, InvalidInputError
 from rollmill.models import PauseMode, PolicyPause, PolicyVersion, is_identifier
 from rollmill.topics import SESSIONS
 from rollmill_capture.coordination.membership import Membership
-from rollmill_capture.coordination.policy_pauses import PolicyPauses
+from rollmill_capture.coordination.policies import PolicyPauses
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
-from rollmill_capture.http.session_requests import complaints
-from rollmill_capture.http.session_resolver import SessionResolver
-from rollmill_capture.json_body import parse_object, read_body
+from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
+from rollmill_capture.http.session_requests import validation_message
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -39,70 +38,66 @@ class ResumeRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: PolicyVersion | None = None
-    """What the engines have loaded: it labels calls from now on, before the topic ``policies`` says it. None: nothing
-    new."""
+    """What the engines have loaded: it labels calls from now on, before the topic ``policies`` announces it. None: no
+    new one."""
     cache_reset: bool = False
     """The engines have dropped their prefix caches with the old weights."""
 
 
 @dataclass(frozen=True)
 class AdminApi:
-    desk: SessionResolver
-    gates: PolicyPauses
-    fleet: Membership
-    sink: EventWriter
+    resolver: SessionResolver
+    pauses: PolicyPauses
+    membership: Membership
+    event_writer: EventWriter
 
     async def pause(self, request: Request) -> Response:
         """New calls of the policy wait, at all replicas. 200: all of them know it, and no call is in flight, or those
         may go on; 202: some replica is not done.
         """
         policy = self._policy(request)
-        asked = _read(PauseRequest, await self._body(request))
-        await self._catch_up()
-        gate = self.gates.next(policy, asked.mode)
-        await self._write(gate)
-        reached = await self.fleet.reached(gate, asked.seconds)
-        return json_response(self._status(policy, gate), 200 if reached else ACCEPTED)
+        body = _read(PauseRequest, await self._body(request))
+        await self.resolver.catch_up()  # so that this pause comes after those of other replicas
+        pause = self.pauses.next(policy, body.mode)
+        await self._write(pause)
+        reached = await self.membership.wait_reached(pause, body.seconds)
+        return json_response(self._status(policy, pause), 200 if reached else ACCEPTED)
 
     async def resume(self, request: Request) -> Response:
         """Calls go on, at all replicas, with the version that the engines have now."""
         policy = self._policy(request)
-        asked = _read(ResumeRequest, await self._body(request))
-        await self._catch_up()
-        await self._write(self.gates.next(policy, None, asked.version, cache_reset=asked.cache_reset))
+        body = _read(ResumeRequest, await self._body(request))
+        await self.resolver.catch_up()  # so that this pause comes after those of other replicas
+        await self._write(self.pauses.next(policy, None, body.version, cache_reset=body.cache_reset))
         return json_response(self._status(policy))
 
     async def status(self, request: Request) -> Response:
         return json_response(self._status(self._policy(request)))
 
-    async def _catch_up(self) -> None:
-        """So that the next gate comes after those of other replicas."""
-        await self.desk.table.catch_up(self.desk.position, self.desk.lookup_seconds)
-
-    async def _write(self, gate: PolicyPause) -> None:
-        """Here it holds at once, whatever becomes of the log."""
-        self.gates.apply(gate)
-        value = encode(gate, JSON)
+    async def _write(self, pause: PolicyPause) -> None:
+        """Here it applies at once, whatever becomes of Kafka."""
+        self.pauses.apply(pause)
+        value = encode(pause, JSON)
         try:
-            with self.sink.room(len(value)):
-                await self.sink.append(SESSIONS, gate.key, value)
+            with self.event_writer.reserve_space(len(value)):
+                await self.event_writer.append(SESSIONS, pause.key, value)
         except (NotAcknowledgedError, BackpressureError) as error:
             raise ApiError(503, f"other replicas may not know of it: {error}; ask again", retry=True) from error
 
-    def _status(self, policy: str, gate: PolicyPause | None = None) -> dict[str, Any]:
+    def _status(self, policy: str, pause: PolicyPause | None = None) -> dict[str, Any]:
         """``in_flight`` and ``waiting`` count the calls of this replica."""
-        announced = self.gates.announced
-        awaited = {} if gate is None else {"replicas_awaited": self.fleet.awaited(gate)}
+        announced = self.pauses.announced
+        awaited = {} if pause is None else {"replicas_awaited": self.membership.awaited(pause)}
         return {
             "policy": policy,
             "version": list(announced.newest(policy)),
             "kv_maybe_stale": announced.caches_may_be_stale(policy),
-            **self.gates.pauses.status(policy),
+            **self.pauses.local.status(policy),
             **awaited,
         }
 
     def _policy(self, request: Request) -> str:
-        self.desk.admin(request)
+        self.resolver.require_admin(request)
         policy: str = request.path_params["policy"]
         if not is_identifier(policy):
             raise ApiError(404, f"{policy!r} is no name of a policy")
@@ -119,4 +114,4 @@ def _read(model: type[M], body: dict[str, Any]) -> M:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise ApiError(422, complaints(error, model)) from error
+        raise ApiError(422, validation_message(error, model)) from error

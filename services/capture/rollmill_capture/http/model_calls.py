@@ -1,8 +1,7 @@
-"""A model call by any API: whose call is it, what does it ask, and then one `CallHandler`, unless the client leaves."""
+"""A model call by any API: finds its session, parses its request, and hands it to a `CallHandler`."""
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -11,25 +10,22 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from rollmill.errors import BackpressureError, InvalidInputError
+from rollmill.errors import InvalidInputError
 from rollmill.models import CallKind, SessionEntry
 from rollmill_capture.apis.api import ApiAdapter
-from rollmill_capture.apis.history_cache import HistoryCache
+from rollmill_capture.apis.history_cache import HistoryCache, SessionHistory
 from rollmill_capture.errors import ApiError
-from rollmill_capture.http.session_resolver import SessionResolver
-from rollmill_capture.json_body import parse_object, read_body
+from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
 from rollmill_capture.proxy.call_handler import CallHandler
-from rollmill_capture.proxy.completion_record import Call
-from rollmill_capture.proxy.recorder import Recorder
+from rollmill_capture.proxy.recorder import Call, Recorder
 from rollmill_capture.proxy.response_stream import ResponseStream
 from rollmill_capture.proxy.upstream_request import UpstreamRequest, prepare
-from rollmill_capture.upstream.capabilities import Engines
-from rollmill_capture.upstream.client import Upstream
-from rollmill_capture.upstream.model_routes import RouteTable, Target
+from rollmill_capture.upstream.capabilities import EngineCapabilities
+from rollmill_capture.upstream.client import RouteTable, Target, Upstream
 
 KIND = "x-rollmill-call"
 ATTEMPT = "x-rollmill-attempt"
-"""Set by the fence alone."""
+"""Set by `rollmill_capture.http.idempotency` alone."""
 RETRY_HEADERS = {
     "idempotency_key": "idempotency-key",
     "client_request_id": "x-request-id",
@@ -40,95 +36,79 @@ KEY_LENGTH = 256
 
 
 @dataclass(frozen=True)
-class Caller:
+class CallContext:
     """What the endpoints of all APIs share."""
 
-    desk: SessionResolver
+    resolver: SessionResolver
     routes: RouteTable
     upstream: Upstream
     recorder: Recorder
-    engines: Engines
-    memory: HistoryCache
+    engines: EngineCapabilities
+    history: HistoryCache
     request_bytes: int
     keep_alive_seconds: float
 
 
 @dataclass(frozen=True)
 class CallEndpoint:
-    """An ASGI application: what streams must see the client leave, which a returned response does not."""
+    """An ASGI application: a stream must notice that the client leaves, which a returned response does not."""
 
-    caller: Caller
+    context: CallContext
     api: ApiAdapter
     native: ApiAdapter | None = None
-    """In place of ``api`` where the route's upstream speaks it itself."""
+    """In place of ``api`` where the route's upstream has that API itself."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        client = ResponseStream(scope, receive, send, self.api.shape)
-        desk = self.caller.desk
+        request, context = Request(scope, receive), self.context
+        response = ResponseStream(scope, receive, send, self.api.error_format)
+        metrics, in_flight = context.recorder.metrics, context.resolver.in_flight
         try:
-            entry = await desk.caller(request)
-            with desk.in_flight.call(entry.session_id):
-                await self._attend(entry, request, client)
-        except ApiError as refusal:
-            await client.reply(refusal)
+            session = await context.resolver.calling_session(request)
+            with in_flight.call(session.session_id):
+                metrics.gauge("in_flight", in_flight.total)
+                call = await self._read_call(session, request)
+                handler = CallHandler(call, context.upstream, context.recorder, response, context.keep_alive_seconds)
+                try:
+                    await handler.handle()
+                finally:
+                    metrics.gauge("in_flight", in_flight.total)
+        except ApiError as error:
+            await response.reply(error)
         except ClientDisconnect:
-            self.caller.recorder.metrics.count("abandoned_requests")
+            metrics.count("abandoned_requests")
         finally:
-            await client.let_be()
+            await response.stop_keepalive()
 
-    async def _attend(self, entry: SessionEntry, request: Request, client: ResponseStream) -> None:
-        caller = self.caller
-        self._show_load()
-        call = await self._call(entry, request, await read_body(request, caller.request_bytes))
-        exchange = CallHandler(call, caller.upstream, caller.recorder, client, caller.keep_alive_seconds)
-        try:
-            with exchange.room():
-                await attend(exchange, client)
-        except BackpressureError as error:
-            await exchange.turn_away(error)
-        finally:
-            self._show_load()
-
-    def _show_load(self) -> None:
-        self.caller.recorder.metrics.gauge("in_flight", self.caller.desk.in_flight.total)
-
-    async def _call(self, entry: SessionEntry, request: Request, raw: bytes) -> Call:
-        recorder = self.caller.recorder
-        said = _kind(request.headers)
-        target, served = await self._served(entry, request, raw)
+    async def _read_call(self, session: SessionEntry, request: Request) -> Call:
+        recorder, raw = self.context.recorder, await read_body(request, self.context.request_bytes)
+        kind = _kind(request.headers)
+        target, upstream_request = await self._prepare(session, request, raw)
+        api = {} if self.api.name == "chat" else {"api": self.api.name}
         return Call(
-            session_id=entry.session_id,
-            attempt=entry.attempt,
+            session_id=session.session_id,
+            attempt=session.attempt,
             completion_id=uuid.uuid4().hex,
-            kind=said or target.route.kind,
+            kind=kind or target.route.kind,
             target=target,
-            served=served,
+            request=upstream_request,
             started_at=recorder.clock.now(),
             announced=recorder.announced.newest(target.route.policy),
-            metadata=self._metadata(request.headers),
+            metadata={**api, **retry_metadata(request.headers)},
         )
 
-    def _metadata(self, headers: Headers) -> dict[str, Any]:
-        api = {} if self.api.name == "chat" else {"api": self.api.name}
-        return {**api, **retry_metadata(headers)}
-
-    async def _served(self, entry: SessionEntry, request: Request, raw: bytes) -> tuple[Target, UpstreamRequest]:
-        caller, params = self.caller, request.path_params
-        place = {**request.query_params, **params} if request.url.query else params
+    async def _prepare(self, session: SessionEntry, request: Request, raw: bytes) -> tuple[Target, UpstreamRequest]:
+        context, path_params = self.context, request.path_params
+        params = {**request.query_params, **path_params} if request.url.query else path_params
         try:
             body = parse_object(raw)
-            model = params.get("model", body.get("model"))
-            target = caller.routes.find(model if isinstance(model, str) else None)
-            asked = self._api(target).read(body, place, caller.memory.of(entry.session_id))
+            model = path_params.get("model", body.get("model"))
+            target = context.routes.find(model if isinstance(model, str) else None)
+            api = self.api if self.native is None or self.native.name not in target.route.native else self.native
+            parsed = api.parse_request(body, params, SessionHistory(context.history, session.session_id))
         except InvalidInputError as error:
             raise ApiError(400, str(error)) from error
-        capability, route = await caller.engines.of(target), target.route
-        return target, prepare(raw, asked, model=route.model, defaults=route.defaults, capability=capability)
-
-    def _api(self, target: Target) -> ApiAdapter:
-        native = self.native
-        return native if native is not None and native.name in target.route.native else self.api
+        capability, route = await context.engines.of(target), target.route
+        return target, prepare(raw, parsed, model=route.model, defaults=route.defaults, capability=capability)
 
 
 def retry_metadata(headers: Headers) -> dict[str, Any]:
@@ -139,26 +119,9 @@ def retry_metadata(headers: Headers) -> dict[str, Any]:
 
 
 def _kind(headers: Headers) -> CallKind | None:
-    """None: the request does not say it."""
-    word = headers.get(KIND)
+    """None: the request has no such header."""
+    kind = headers.get(KIND)
     try:
-        return None if word is None else CallKind(word)
+        return None if kind is None else CallKind(kind)
     except ValueError:
-        raise ApiError(400, f"header {KIND} is {word!r}; it may be 'agent' or 'aux'", param=KIND) from None
-
-
-async def attend(exchange: CallHandler, client: ResponseStream) -> None:
-    """Run the exchange; when the client leaves before its record is under way, cancel it and keep what there is."""
-    work = asyncio.create_task(exchange.run())
-    gone = asyncio.create_task(client.left())
-    try:
-        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done() and not exchange.recording:
-            work.cancel()
-            await asyncio.wait((work,))
-            await exchange.gone()
-        else:
-            await work
-    finally:
-        work.cancel()
-        gone.cancel()
+        raise ApiError(400, f"header {KIND} is {kind!r}; it may be 'agent' or 'aux'", param=KIND) from None

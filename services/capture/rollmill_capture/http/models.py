@@ -1,4 +1,4 @@
-"""Questions about models and tokens, in the shapes of all APIs. They sample nothing, so they are not recorded."""
+"""Lists of models and counts of tokens, in the formats of all APIs. They sample nothing, so they are not recorded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from rollmill.errors import InvalidInputError
 from rollmill_capture.apis import anthropic_reply, anthropic_request, gemini_reply, gemini_request
-from rollmill_capture.apis.gemini_request import said
+from rollmill_capture.apis.gemini_request import field_of
+from rollmill_capture.apis.history_cache import SessionHistory
 from rollmill_capture.errors import ApiError, ErrorFormat, json_response
-from rollmill_capture.http.model_calls import Caller
-from rollmill_capture.json_body import parse_object, read_body
-from rollmill_capture.upstream.client import UpstreamError
-from rollmill_capture.upstream.model_routes import Target
+from rollmill_capture.http.model_calls import CallContext
+from rollmill_capture.http.requests import parse_object, read_body
+from rollmill_capture.upstream.client import Target, UpstreamError
 
 BYTES_PER_TOKEN = 4
 """Of the estimate, where the engine counts nothing: English text in common vocabularies."""
@@ -28,14 +28,14 @@ RENDERED = ("model", "messages", "tools", "chat_template_kwargs")
 
 @dataclass(frozen=True)
 class ModelsApi:
-    caller: Caller
+    context: CallContext
 
     async def models(self, request: Request) -> Response:
         """The upstream's models; in Anthropic's shape for its clients."""
-        await self.caller.desk.caller(request)
+        await self.context.resolver.calling_session(request)
         status, body = await self._models()
         if status == OK and "anthropic-version" in request.headers:
-            body = {"data": [_anthropic(name) for name in _names(body)], "has_more": False}
+            body = {"data": [_anthropic_model(name) for name in _names(body)], "has_more": False}
             body |= {"first_id": None, "last_id": None}
         return json_response(body, status)
 
@@ -49,21 +49,23 @@ class ModelsApi:
         return json_response(found[0], OK) if found else answer
 
     async def gemini_models(self, request: Request) -> Response:
-        await self.caller.desk.caller(request)
+        await self.context.resolver.calling_session(request)
         status, body = await self._models()
-        return json_response({"models": [_google(name) for name in _names(body)]} if status == OK else body, status)
+        return json_response(
+            {"models": [_gemini_model(name) for name in _names(body)]} if status == OK else body, status
+        )
 
     async def count_messages(self, request: Request) -> Response:
         """Anthropic's ``count_tokens``; an estimate, and marked so, where the engine has no route for it."""
-        return await self._counted(request, anthropic_reply.SHAPE, "input_tokens")
+        return await self._counted(request, anthropic_reply.ERROR_FORMAT, "input_tokens")
 
     async def count_gemini(self, request: Request) -> Response:
-        return await self._counted(request, gemini_reply.SHAPE, "totalTokens")
+        return await self._counted(request, gemini_reply.ERROR_FORMAT, "totalTokens")
 
     async def _counted(self, request: Request, shape: ErrorFormat, name: str) -> Response:
         try:
-            entry = await self.caller.desk.caller(request)
-            raw = await read_body(request, self.caller.request_bytes)
+            entry = await self.context.resolver.calling_session(request)
+            raw = await read_body(request, self.context.request_bytes)
             target, fields = self._fields(request, raw, entry.session_id)
             count, exact = await self._count(target, fields)
         except ApiError as refusal:
@@ -71,24 +73,24 @@ class ModelsApi:
         return json_response({name: count}, OK, {} if exact else ESTIMATED)
 
     def _fields(self, request: Request, raw: bytes, session_id: str) -> tuple[Target, dict[str, Any]]:
-        memory, model = self.caller.memory.of(session_id), request.path_params.get("model")
+        history, model = SessionHistory(self.context.history, session_id), request.path_params.get("model")
         try:
             body = parse_object(raw)
             if model is None:
-                fields, _ = anthropic_request.chat_fields(body, memory)
+                fields, _ = anthropic_request.chat_fields(body, history)
             else:
-                inner = said(body, "generateContentRequest") or body
-                fields, _ = gemini_request.chat_fields(inner, str(model), memory)
+                inner = field_of(body, "generateContentRequest") or body
+                fields, _ = gemini_request.chat_fields(inner, str(model), history)
         except InvalidInputError as error:
             raise ApiError(400, str(error)) from error
-        target = self.caller.routes.find(fields.get("model"))
+        target = self.context.routes.find(fields.get("model"))
         named = {} if target.route.model is None else {"model": target.route.model}
         return target, {key: value for key, value in {**fields, **named}.items() if key in RENDERED}
 
     async def _count(self, target: Target, fields: dict[str, Any]) -> tuple[int, bool]:
         """Tokens of a prompt, and whether the engine itself counted them."""
         try:
-            answer = await self.caller.upstream.post(target, "/tokenize", orjson.dumps(fields))
+            answer = await self.context.upstream.post(target, "/tokenize", orjson.dumps(fields))
             body = orjson.loads(answer.content) if answer.status_code == OK else None
         except (UpstreamError, orjson.JSONDecodeError):
             body = None
@@ -99,7 +101,7 @@ class ModelsApi:
 
     async def _models(self) -> tuple[int, Any]:
         try:
-            answer = await self.caller.upstream.models(self.caller.routes.find(None))
+            answer = await self.context.upstream.models(self.context.routes.find(None))
             return answer.status_code, orjson.loads(answer.content)
         except UpstreamError as error:
             raise ApiError(error.status, str(error), retry=True) from error
@@ -113,10 +115,10 @@ def _names(body: Any) -> list[str]:
     return [str(model.get("id")) for model in models]
 
 
-def _anthropic(name: str) -> dict[str, Any]:
+def _anthropic_model(name: str) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def _google(name: str) -> dict[str, Any]:
+def _gemini_model(name: str) -> dict[str, Any]:
     methods = ["generateContent", "streamGenerateContent", "countTokens"]
     return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from pydantic import PositiveInt, ValidationError
 from starlette.requests import Request
@@ -18,24 +18,22 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import EVALUATIONS
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
-from rollmill_capture.http.session_requests import complaints
-from rollmill_capture.http.session_resolver import SessionResolver
-from rollmill_capture.http.sessions import SessionApi
-from rollmill_capture.json_body import parse_object, read_body
+from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
+from rollmill_capture.http.session_requests import validation_message
 
 ACCEPTED = 202
 UNPROCESSABLE = 422
 HEADROOM = 4096
-"""Bytes of a record beside what the caller says."""
+"""Bytes of a record beside the caller's fields."""
 
 
 class RewardRequest(EvalResult):
-    """What a caller sends: the fields of an `EvalResult`, ``reward`` short for ``outcome_reward``, and who says it."""
+    """What a caller sends: the fields of an `EvalResult`, ``reward`` short for ``outcome_reward``, and the grader."""
 
     evaluator: Identifier = "human"
     """The evaluator of the session's spec that this answers, or any name."""
     evaluation_id: Identifier | None = None
-    """None: made from what is said, so that saying it again changes nothing."""
+    """None: made from the content, so that the same request again changes nothing."""
     supersedes: Identifier | None = None
     """The evaluation that this one revises."""
     attempt: PositiveInt | None = None
@@ -45,21 +43,17 @@ class RewardRequest(EvalResult):
 
 @dataclass(frozen=True)
 class RewardApi:
-    desk: SessionResolver
-    sink: EventWriter
+    resolver: SessionResolver
+    event_writer: EventWriter
     clock: Clock
     metrics: Metrics
 
-    @classmethod
-    def beside(cls, sessions: SessionApi) -> Self:
-        return cls(sessions.desk, sessions.sink, sessions.clock, sessions.metrics)
-
     async def reward(self, request: Request) -> Response:
-        """Of an open or a closed session. Where keys are asked for, the tenant's own is needed: a session's token is in
-        the hands of the agent that is graded.
+        """Of an open or a closed session. Where keys are required, the tenant's own is needed: the agent that is graded
+        knows its session's token.
         """
-        self.desk.tenant(request)
-        entry = await self.desk.owned(request, request.path_params["session_id"])
+        self.resolver.tenant_of(request)
+        entry = await self.resolver.owned_session(request, request.path_params["session_id"])
         evaluation = self._evaluation(entry, await self._read(request))
         await self._append(evaluation)
         self.metrics.count("rewards", evaluator=evaluation.evaluator)
@@ -69,24 +63,24 @@ class RewardApi:
     async def _read(self, request: Request) -> RewardRequest:
         try:
             body = parse_object(await read_body(request, EVALUATIONS.max_bytes - HEADROOM))
-            return RewardRequest.model_validate(_in_full(body))
+            return RewardRequest.model_validate(_with_full_name(body))
         except ValidationError as error:
-            raise ApiError(UNPROCESSABLE, complaints(error, RewardRequest)) from error
+            raise ApiError(UNPROCESSABLE, validation_message(error, RewardRequest)) from error
         except InvalidInputError as error:
             raise ApiError(UNPROCESSABLE, str(error)) from error
 
-    def _evaluation(self, entry: SessionEntry, said: RewardRequest) -> Evaluation:
-        attempt = said.attempt or entry.attempt
+    def _evaluation(self, entry: SessionEntry, request: RewardRequest) -> Evaluation:
+        attempt = request.attempt or entry.attempt
         if attempt > entry.attempt:
             raise ApiError(409, f"session {entry.session_id!r} is at attempt {entry.attempt}, not {attempt}")
-        if not said.has_reward and said.not_graded is None:
+        if not request.has_reward and request.not_graded is None:
             raise ApiError(UNPROCESSABLE, "give a `reward`, or say why there is none in `not_graded`")
         fields = {
-            name: getattr(said, name) for name in (*EvalResult.model_fields, "evaluator", "supersedes", "version")
+            name: getattr(request, name) for name in (*EvalResult.model_fields, "evaluator", "supersedes", "version")
         }
         return Evaluation(
             **fields,
-            evaluation_id=said.evaluation_id or _name_of(entry, attempt, fields),
+            evaluation_id=request.evaluation_id or _evaluation_id(entry, attempt, fields),
             session_id=entry.session_id,
             attempt=attempt,
             at=self.clock.now(),
@@ -97,15 +91,15 @@ class RewardApi:
         if len(value) > EVALUATIONS.max_bytes:
             raise ApiError(413, f"the evaluation is over {EVALUATIONS.max_bytes} bytes")
         try:
-            with self.sink.room(len(value)):
-                await self.sink.append(EVALUATIONS, evaluation.session_id, value)
+            with self.event_writer.reserve_space(len(value)):
+                await self.event_writer.append(EVALUATIONS, evaluation.session_id, value)
         except NotAcknowledgedError as error:
             raise ApiError(503, f"{error}; ask again", retry=True) from error
         except BackpressureError as error:
             raise ApiError(503, str(error), retry=True, retry_after=error.retry_after) from error
 
 
-def _in_full(body: dict[str, Any]) -> dict[str, Any]:
+def _with_full_name(body: dict[str, Any]) -> dict[str, Any]:
     """With ``reward`` under its full name. Raises InvalidInputError where both are given."""
     if "reward" not in body:
         return body
@@ -114,6 +108,6 @@ def _in_full(body: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in body.items() if name != "reward"}, "outcome_reward": body["reward"]}
 
 
-def _name_of(entry: SessionEntry, attempt: int, fields: dict[str, Any]) -> str:
+def _evaluation_id(entry: SessionEntry, attempt: int, fields: dict[str, Any]) -> str:
     content = dump_json([entry.session_id, attempt, {name: str(value) for name, value in fields.items()}])
     return f"said-{hashlib.blake2b(content, digest_size=12).hexdigest()}"

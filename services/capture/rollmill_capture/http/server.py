@@ -14,7 +14,7 @@ from rollmill.errors import ConfigurationError
 from rollmill_capture.settings import CaptureSettings
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than the pools of common clients keep a connection, so that it is they who close it."""
+"""Longer than the pools of common clients keep a connection, so that the clients close it."""
 BACKLOG = 4096
 SERVER_SHARE = 0.6
 """Of the time to drain, for calls in flight; the rest is for what comes after the server."""
@@ -39,7 +39,7 @@ def listen(settings: CaptureSettings) -> socket.socket:
 
 
 async def serve(app: ASGIApp, listener: socket.socket, settings: CaptureSettings, stop: asyncio.Event) -> None:
-    """Serve until ``stop`` is set, then finish the requests in hand."""
+    """Serve until ``stop`` is set, then finish the requests in flight."""
     server = Server(_config(app, settings))
     running = asyncio.create_task(server.serve([listener]))
     stopping = asyncio.create_task(stop.wait())

@@ -15,8 +15,8 @@ from rollmill.models import Identifier, SessionClosed, SessionOpened, SessionSpe
 
 E = TypeVar("E", SessionOpened, SessionClosed)
 
-OF_THE_SESSION = ("session_id", "attempt")
-_CLOSING = ("status", "error", "output", "reward", "attempt")
+_NOT_IN_SPEC = ("session_id", "attempt")
+_CLOSE_FIELDS = ("status", "error", "output", "reward", "attempt")
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class OpenRequest:
 @dataclass(frozen=True)
 class CloseRequest:
     fields: dict[str, Any]
-    """Of `SessionClosed`, checked."""
+    """Fields of `SessionClosed`, validated."""
     attempt: int | None
     """None: the newest."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of the content: by it a repeated close is told from another one."""
+        """SHA-256 (hex) of the content: it tells a repeated close from a different one."""
         return hashlib.sha256(dump_json(self.fields)).hexdigest()
 
 
@@ -45,18 +45,18 @@ class UnacknowledgedEvents:
     again, and the log's readers see a duplicate instead of a conflict (rules S1, T5).
     """
 
-    def __init__(self, room: int = 10_000) -> None:
+    def __init__(self, max_events: int = 10_000) -> None:
         self._events: dict[str, SessionOpened | SessionClosed] = {}
-        self._room = room
+        self._max_events = max_events
 
-    def again(self, event: E) -> E:
-        """The event as it was sent before, when only its time differs."""
+    def sent_before(self, event: E) -> E:
+        """The event as it was sent before, where only its time differs; else the event itself."""
         before = self._events.get(event.session_id)
         return before if isinstance(before, type(event)) and before == event.replace(at=before.at) else event
 
     def keep(self, event: SessionOpened | SessionClosed) -> None:
         self._events[event.session_id] = event
-        if len(self._events) > self._room:
+        if len(self._events) > self._max_events:
             del self._events[next(iter(self._events))]
 
     def forget(self, event: SessionOpened | SessionClosed) -> None:
@@ -65,26 +65,26 @@ class UnacknowledgedEvents:
 
 def read_open_request(body: dict[str, Any]) -> OpenRequest:
     """Raises InvalidInputError with advice."""
-    fields = [*OF_THE_SESSION, *SessionSpec.model_fields]
+    fields = [*_NOT_IN_SPEC, *SessionSpec.model_fields]
     _refuse_unknown(body, fields)
     try:
         return OpenRequest(
-            spec=SessionSpec.model_validate({key: body[key] for key in body if key not in OF_THE_SESSION}),
+            spec=SessionSpec.model_validate({key: body[key] for key in body if key not in _NOT_IN_SPEC}),
             session_id=_optional(Identifier, body.get("session_id"), "session_id"),
             attempt=_optional(PositiveInt, body.get("attempt"), "attempt") or 1,
         )
     except ValidationError as error:
-        raise InvalidInputError(complaints(error, SessionSpec)) from error
+        raise InvalidInputError(validation_message(error, SessionSpec)) from error
 
 
 def read_close_request(body: dict[str, Any]) -> CloseRequest:
     """Raises InvalidInputError with advice."""
-    _refuse_unknown(body, _CLOSING)
-    fields = {key: body[key] for key in _CLOSING if key != "attempt" and body.get(key) is not None}
+    _refuse_unknown(body, _CLOSE_FIELDS)
+    fields = {key: body[key] for key in _CLOSE_FIELDS if key != "attempt" and body.get(key) is not None}
     try:
         SessionClosed.model_validate({**fields, "session_id": "any"})
     except ValidationError as error:
-        raise InvalidInputError(complaints(error, SessionClosed)) from error
+        raise InvalidInputError(validation_message(error, SessionClosed)) from error
     return CloseRequest(fields, _optional(PositiveInt, body.get("attempt"), "attempt"))
 
 
@@ -109,7 +109,7 @@ def _unknown_field(name: str, fields: Iterable[str]) -> str:
     return f"unknown field {name!r}: {hint}"
 
 
-def complaints(error: ValidationError, model: type[BaseModel]) -> str:
+def validation_message(error: ValidationError, model: type[BaseModel]) -> str:
     """The first complaints of a validation, each with its place; without the input, which may be large or secret."""
     items = error.errors(include_url=False, include_input=False, include_context=False)[:3]
     return "; ".join(f"{'.'.join(map(str, item['loc'])) or model.__name__}: {item['msg']}" for item in items)

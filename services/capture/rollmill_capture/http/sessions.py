@@ -1,4 +1,4 @@
-"""The sessions' API: open, look, close. Each answer comes after Kafka's acknowledgement."""
+"""The sessions' API: open, show, close. Each answer comes after Kafka's acknowledgement."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.admission import Admission, NoCapacityError
-from rollmill_capture.auth import TENANT, digest_of, is_token_of, new_token
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
+from rollmill_capture.http.requests import (
+    TENANT,
+    SessionResolver,
+    digest_of,
+    is_token_of,
+    new_token,
+    parse_object,
+    read_body,
+)
 from rollmill_capture.http.session_requests import (
     CloseRequest,
     OpenRequest,
@@ -28,23 +36,21 @@ from rollmill_capture.http.session_requests import (
     read_close_request,
     read_open_request,
 )
-from rollmill_capture.http.session_resolver import SessionResolver
-from rollmill_capture.json_body import parse_object, read_body
 
 R = TypeVar("R")
 
 CREATED = 201
 UNPROCESSABLE = 422
-SPEC_BYTES = SESSIONS.max_bytes // 2
-CLOSING_BYTES = COMPLETIONS.max_bytes - 2**20
-"""Largest bodies: what they become has to fit its topic."""
+OPEN_BYTES = SESSIONS.max_bytes // 2
+CLOSE_BYTES = COMPLETIONS.max_bytes - 2**20
+"""Largest bodies: the records that they become have to fit their topics."""
 LOCKS = 256
 
 
 @dataclass(frozen=True)
 class SessionApi:
-    desk: SessionResolver
-    sink: EventWriter
+    resolver: SessionResolver
+    event_writer: EventWriter
     clock: Clock
     metrics: Metrics
     public_url: str
@@ -56,35 +62,35 @@ class SessionApi:
     """Raises InvalidInputError for unknown strategies and bad configs."""
     locks: tuple[asyncio.Lock, ...] = field(default_factory=lambda: tuple(asyncio.Lock() for _ in range(LOCKS)))
     """Requests about one session go one by one."""
-    unsure: UnacknowledgedEvents = field(default_factory=UnacknowledgedEvents)
+    unacknowledged: UnacknowledgedEvents = field(default_factory=UnacknowledgedEvents)
     tokens: Tokens = field(default_factory=lambda: Tokens())  # noqa: PLW0108  # defined below
 
     async def open(self, request: Request) -> Response:
-        tenant = self.desk.tenant(request)
-        opening = _of_tenant(await self._read(request, read_open_request, SPEC_BYTES), tenant)
+        tenant = self.resolver.tenant_of(request)
+        opening = _with_tenant(await self._read(request, read_open_request, OPEN_BYTES), tenant)
         self._check(opening.spec)
         session_id = opening.session_id or uuid.uuid4().hex
         async with self._lock(session_id):
-            known = None if opening.session_id is None else await self.desk.newest(session_id)
+            known = None if opening.session_id is None else await self.resolver.newest(session_id)
             if known is not None and known.attempt >= opening.attempt:
-                return await self._opened_before(known, opening)
-            entry = await self._admitted(session_id, opening)
+                return await self._reopen(known, opening)
+            entry = await self._admit(session_id, opening)
         self.metrics.count("sessions_opened", purpose=entry.spec.purpose.value)
-        return json_response(self._introduced(entry), CREATED)
+        return json_response(self._with_access(entry), CREATED)
 
-    async def look(self, request: Request) -> Response:
-        entry = await self.desk.owned(request, request.path_params["session_id"])
+    async def show(self, request: Request) -> Response:
+        entry = await self.resolver.owned_session(request, request.path_params["session_id"])
         spec = entry.spec.model_dump(mode="json")
-        return json_response({**self._described(entry), "opened_at": entry.opened_at, "spec": spec})
+        return json_response({**self._summary(entry), "opened_at": entry.opened_at, "spec": spec})
 
     async def close(self, request: Request) -> Response:
         """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
-        closing = await self._read(request, read_close_request, CLOSING_BYTES)
-        entry = await self.desk.owned(request, request.path_params["session_id"])
-        with self.desk.in_flight.closing(entry.session_id):
-            await self._idle(entry.session_id)
+        closing = await self._read(request, read_close_request, CLOSE_BYTES)
+        entry = await self.resolver.owned_session(request, request.path_params["session_id"])
+        with self.resolver.in_flight.closing(entry.session_id):
+            await self._wait_idle(entry.session_id)
             async with self._lock(entry.session_id):
-                return json_response(self._described(await self._close(entry.session_id, closing)))
+                return json_response(self._summary(await self._close(entry.session_id, closing)))
 
     async def _read(self, request: Request, read: Callable[[dict[str, Any]], R], limit: int) -> R:
         try:
@@ -102,13 +108,13 @@ class SessionApi:
         except InvalidInputError as error:
             raise ApiError(UNPROCESSABLE, str(error)) from error
 
-    async def _opened_before(self, known: SessionEntry, opening: OpenRequest) -> Response:
+    async def _reopen(self, known: SessionEntry, opening: OpenRequest) -> Response:
         same = known.attempt == opening.attempt and known.spec == opening.spec
         if same and known.state is SessionState.OPEN:
             if self.tokens.of(known) is None:
-                # Opened at another replica, or before a restart: nobody here knows the token any more.
+                # Opened at another replica, or before a restart: the token is not known here any more.
                 known = await self._with_new_token(known)
-            return json_response(self._introduced(known))
+            return json_response(self._with_access(known))
         state = "with another spec" if not same else "and is closed"
         raise ApiError(
             409,
@@ -116,11 +122,11 @@ class SessionApi:
             "or a higher attempt",
         )
 
-    async def _admitted(self, session_id: str, opening: OpenRequest) -> SessionEntry:
-        """Raises RefusalError (429) where the session's group may not start now."""
-        if self.admission.counts(opening.spec):
+    async def _admit(self, session_id: str, opening: OpenRequest) -> SessionEntry:
+        """Raises ApiError (429) where the session's group may not start now."""
+        if self.admission.is_limited(opening.spec):
             # What other replicas have admitted counts, too: all that is written by now is read first.
-            await self.desk.table.catch_up(self.desk.position, self.desk.lookup_seconds)
+            await self.resolver.catch_up()
         try:
             self.admission.admit(session_id, opening.spec, self.clock.now())
         except NoCapacityError as error:
@@ -134,7 +140,9 @@ class SessionApi:
 
     async def _write_opening(self, session_id: str, opening: OpenRequest) -> SessionEntry:
         attempt, spec = opening.attempt, opening.spec
-        event = self.unsure.again(SessionOpened(session_id=session_id, attempt=attempt, spec=spec, at=self.clock.now()))
+        event = self.unacknowledged.sent_before(
+            SessionOpened(session_id=session_id, attempt=attempt, spec=spec, at=self.clock.now())
+        )
         entry = SessionEntry(
             session_id=session_id,
             attempt=attempt,
@@ -149,35 +157,35 @@ class SessionApi:
     async def _with_new_token(self, entry: SessionEntry) -> SessionEntry:
         renewed = entry.replace(token=self.tokens.new(entry.session_id))
         await self._append_entry(renewed)
-        self.desk.table.apply(renewed)
+        self.resolver.table.apply(renewed)
         return renewed
 
     async def _append_entry(self, entry: SessionEntry) -> None:
         value = encode(entry, JSON)
         try:
-            with self.sink.room(len(value)):
-                await self.sink.append(SESSIONS, entry.session_id, value)
+            with self.event_writer.reserve_space(len(value)):
+                await self.event_writer.append(SESSIONS, entry.session_id, value)
         except NotAcknowledgedError as error:
             raise ApiError(503, f"{error}; ask again", retry=True) from error
         except BackpressureError as error:
             raise ApiError(503, str(error), retry=True, retry_after=error.retry_after) from error
 
-    async def _idle(self, session_id: str) -> None:
+    async def _wait_idle(self, session_id: str) -> None:
         try:
             async with asyncio.timeout(self.close_seconds):
-                await self.desk.in_flight.idle(session_id)
+                await self.resolver.in_flight.wait_until_idle(session_id)
         except TimeoutError:
             raise ApiError(
                 409, f"session {session_id!r} still has calls in flight; cancel them, then close it", retry=True
             ) from None
 
     async def _close(self, session_id: str, closing: CloseRequest) -> SessionEntry:
-        entry = await self.desk.newest(session_id) or await self.desk.known(session_id)
+        entry = await self.resolver.newest(session_id) or await self.resolver.get(session_id)
         if closing.attempt not in (None, entry.attempt):
             raise ApiError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
         if entry.state is SessionState.CLOSED:
             return _closed_before(entry, closing)
-        event = self.unsure.again(
+        event = self.unacknowledged.sent_before(
             SessionClosed(session_id=session_id, attempt=entry.attempt, at=self.clock.now(), **closing.fields)
         )
         closed = entry.replace(state=SessionState.CLOSED, closing=closing.digest, closed_at=event.at)
@@ -186,24 +194,24 @@ class SessionApi:
         return closed
 
     async def _write(self, event: SessionOpened | SessionClosed, entry: SessionEntry) -> None:
-        """First the event, then the entry: who finds the entry can rely on the event."""
-        told, written = encode(event), encode(entry, JSON)
+        """First the event, then the entry: a reader that finds the entry can rely on the event."""
+        event_bytes, entry_bytes = encode(event), encode(entry, JSON)
         try:
-            with self.sink.room(len(told) + len(written)):
-                await self.sink.append(COMPLETIONS, event.session_id, told)
-                await self.sink.append(SESSIONS, entry.session_id, written)
+            with self.event_writer.reserve_space(len(event_bytes) + len(entry_bytes)):
+                await self.event_writer.append(COMPLETIONS, event.session_id, event_bytes)
+                await self.event_writer.append(SESSIONS, entry.session_id, entry_bytes)
         except NotAcknowledgedError as error:
-            self.unsure.keep(event)
+            self.unacknowledged.keep(event)
             raise ApiError(503, f"{error}; ask again", retry=True) from error
         except BackpressureError as error:
             raise ApiError(503, str(error), retry=True, retry_after=error.retry_after) from error
-        self.unsure.forget(event)
-        self.desk.table.apply(entry)
+        self.unacknowledged.forget(event)
+        self.resolver.table.apply(entry)
 
     def _lock(self, session_id: str) -> asyncio.Lock:
         return self.locks[hash(session_id) % len(self.locks)]
 
-    def _described(self, entry: SessionEntry) -> dict[str, Any]:
+    def _summary(self, entry: SessionEntry) -> dict[str, Any]:
         return {
             "session_id": entry.session_id,
             "attempt": entry.attempt,
@@ -211,11 +219,11 @@ class SessionApi:
             "base_url": self._base_url(entry),
         }
 
-    def _introduced(self, entry: SessionEntry) -> dict[str, Any]:
-        """With all that an agent needs: the token is told to who opens a session, and to nobody else."""
+    def _with_access(self, entry: SessionEntry) -> dict[str, Any]:
+        """With all that an agent needs: only the caller that opens a session gets its token."""
         token = self.tokens.of(entry) or entry.session_id
         environment = _environment(entry, self._base_url(entry), token)
-        return {**self._described(entry), "api_key": token, "environment": environment}
+        return {**self._summary(entry), "api_key": token, "environment": environment}
 
     def _base_url(self, entry: SessionEntry) -> str:
         return f"{self.public_url}/sessions/{entry.session_id}/v1"
@@ -224,26 +232,26 @@ class SessionApi:
 class Tokens:
     """The tokens of the sessions that were opened here last; only their digests are written down."""
 
-    def __init__(self, room: int = 100_000) -> None:
+    def __init__(self, max_tokens: int = 100_000) -> None:
         self._tokens: dict[str, str] = {}
-        self._room = room
+        self._max_tokens = max_tokens
 
     def new(self, session_id: str) -> str:
         """A new token for a session; returns its digest."""
         token = new_token()
         self._tokens.pop(session_id, None)
         self._tokens[session_id] = token
-        if len(self._tokens) > self._room:
+        if len(self._tokens) > self._max_tokens:
             del self._tokens[next(iter(self._tokens))]
         return digest_of(token)
 
     def of(self, entry: SessionEntry) -> str | None:
-        """The session's token, where it is still the one; None: unknown here."""
+        """The session's token, where it is still valid; None: unknown here."""
         token = self._tokens.get(entry.session_id)
         return token if is_token_of(token, entry.token) else None
 
 
-def _of_tenant(opening: OpenRequest, tenant: str | None) -> OpenRequest:
+def _with_tenant(opening: OpenRequest, tenant: str | None) -> OpenRequest:
     if tenant is None:
         return opening
     metadata = {**opening.spec.metadata, TENANT: tenant}

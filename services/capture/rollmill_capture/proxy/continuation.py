@@ -1,9 +1,9 @@
 """A reply that the engine breaks off for new weights, and how it goes on: by its prompt's ids and those sampled so far.
 
-The rest is asked for as a completion (vLLM takes ids as prompt) and told as chat, so that the client sees one reply
-(rule A12; bug class: agents got partial answers with reason abort, whole groups were lost). Thoughts and tool calls
-are read from the text of all that was sampled (`rollmill_capture.proxy.reasoning_parser`). Grammars, penalties and
-counts over the whole reply cannot begin in the middle: such a reply is not continued. Pure.
+The rest is asked for as a completion (vLLM takes ids as prompt) and converted to chat, so that the client sees one
+reply (rule A12; bug class: agents got partial answers with reason abort, whole groups were lost). Reasoning and tool
+calls are parsed from the text of all that was sampled (`rollmill_capture.proxy.reasoning_parser`). Grammars, penalties
+and counts over the whole reply cannot begin in the middle: such a reply is not continued. Pure.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any, Self
 import orjson
 
 from rollmill.models import PolicyVersion, VersionRun, VersionRuns
+from rollmill_capture.coordination.policies import version_span
+from rollmill_capture.model_config import Route
 from rollmill_capture.proxy.reasoning_parser import CannotContinueError, ReasoningAndToolParser
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.sse import Comment, EventParser, ServerEvent
-from rollmill_capture.upstream.formats import ParsedReply
 from rollmill_capture.upstream.formats.chat import choices_of
+from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 
 ABORT = "abort"
@@ -61,9 +63,9 @@ _FORBIDDEN = (
     "min_tokens",
     "prompt_logprobs",
 )
-"""Fields that, when they say anything, depend on the whole reply."""
-_NOTHING: Mapping[str, tuple[Any, ...]] = {"repetition_penalty": (None, 1)}
-"""Values that say nothing, where they are not those of all fields."""
+"""Fields that, when they are set, depend on the whole reply."""
+_UNSET: Mapping[str, tuple[Any, ...]] = {"repetition_penalty": (None, 1)}
+"""Values that mean "not set", where they are not those of all fields."""
 _TEXTS = ("tool_calls", "reasoning", "reasoning_content")
 _FREE = (None, "auto", "none")
 """Choices of tools that need no grammar."""
@@ -73,92 +75,93 @@ _FREE = (None, "auto", "none")
 class Continuation:
     """Of one call. ``parts``: version and number of tokens of each part that has ended."""
 
-    served: UpstreamRequest
+    upstream_request: UpstreamRequest
     parts: list[tuple[PolicyVersion, int]] = field(default_factory=list)
-    retelling: ReasoningAndToolParser | None = None
-    """Of the part that runs, where its text has to be read; None: its text is the content."""
+    text_parser: ReasoningAndToolParser | None = None
+    """Of the part that runs, where its text has to be parsed; None: its text is the content."""
 
     @property
     def sampled(self) -> int:
         return sum(tokens for _, tokens in self.parts)
 
-    def end_part(self, version: PolicyVersion, reading: ParsedReply) -> None:
-        """What was sampled since the last part is of ``version``."""
-        self.parts.append((version, reading.sampled_tokens - self.sampled))
+    def end_part(self, route: Route, announced: PolicyVersion, parsed: ParsedReply) -> None:
+        """What was sampled since the last part is of the version that the engine named last, or of ``announced``."""
+        span = version_span(route, parsed.weight_versions[-1:], announced, announced)
+        self.parts.append((span.before, parsed.sampled_tokens - self.sampled))
 
     @property
     def versions(self) -> VersionRuns | None:
-        """Of all sampled tokens; None: there was but one part, whose version the call says."""
+        """Of all sampled tokens; None: there was but one part, and the call has its version."""
         if len(self.parts) < 2:  # noqa: PLR2004  # two parts have a border between them
             return None
         return tuple(VersionRun(version, tokens) for version, tokens in self.parts if tokens)
 
-    def left(self, reading: ParsedReply) -> int | None:
+    def tokens_left(self, parsed: ParsedReply) -> int | None:
         """Tokens that may still be sampled; None: as many as the model has room for.
 
         Raises CannotContinueError where the rest would not be as if nothing had happened.
         """
-        self._refuse_unlike(reading)
-        fields = self.served.fields
+        self._check_continuable(parsed)
+        fields = self.upstream_request.fields
         limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
-        return None if limit is None else int(limit) - reading.sampled_tokens
+        return None if limit is None else int(limit) - parsed.sampled_tokens
 
-    def needs_text(self, reading: ParsedReply) -> bool:
-        """Whether thoughts or tool calls may be in what was sampled or will be: `retell` then wants its text."""
-        return self._tools or any(_message(reading).get(name) for name in _TEXTS)
+    def needs_text(self, parsed: ParsedReply) -> bool:
+        """Whether reasoning or tool calls may be in what is sampled: `start_text_parser` then needs its text."""
+        return self._tools or any(_message(parsed).get(name) for name in _TEXTS)
 
-    def ids(self, reading: ParsedReply) -> list[int]:
+    def sampled_ids(self, parsed: ParsedReply) -> list[int]:
         """Of all that was sampled."""
-        ids = reading.choices[0].token_ids if reading.choices else None
+        ids = parsed.choices[0].token_ids if parsed.choices else None
         return [] if ids is None else ids.tolist()
 
-    def retell(self, reading: ParsedReply, text: str, name: str) -> None:
-        """Read the rest as what follows ``text``. Raises CannotContinueError."""
-        self.retelling = ReasoningAndToolParser(text, _message(reading), tools=self._tools, name=name)
+    def start_text_parser(self, parsed: ParsedReply, text: str, name: str) -> None:
+        """Parse the rest as what follows ``text``. Raises CannotContinueError."""
+        self.text_parser = ReasoningAndToolParser(text, _message(parsed), tools=self._tools, name=name)
 
     @property
     def _tools(self) -> bool:
-        fields = self.served.fields
+        fields = self.upstream_request.fields
         return bool(fields.get("tools")) and fields.get("tool_choice") != "none"
 
-    def request(self, reading: ParsedReply, salt: str | None) -> bytes:
+    def request(self, parsed: ParsedReply, salt: str | None) -> bytes:
         """The completion that gives the rest: by the ids, with the budget that is left."""
-        fields = self.served.fields
-        prompt = [] if reading.prompt_ids is None else reading.prompt_ids.tolist()
-        marked = {} if self.retelling is None else {"skip_special_tokens": False}
+        fields = self.upstream_request.fields
+        prompt = [] if parsed.prompt_ids is None else parsed.prompt_ids.tolist()
+        marked = {} if self.text_parser is None else {"skip_special_tokens": False}
         body = {
             **{name: fields[name] for name in _KEPT if fields.get(name) is not None},
             **marked,
-            "prompt": [*prompt, *self.ids(reading)],
-            "max_tokens": self.left(reading),  # null, too, has to be said: left out it is 16
+            "prompt": [*prompt, *self.sampled_ids(parsed)],
+            "max_tokens": self.tokens_left(parsed),  # null, too, has to be sent: left out it is 16
             "logprobs": 1,
             "return_token_ids": True,
         }
         return orjson.dumps(body if salt is None else {**body, "cache_salt": salt})
 
-    def _refuse_unlike(self, reading: ParsedReply) -> None:
-        served = self.served
-        if served.wire is not CHAT or served.choices != 1:
+    def _check_continuable(self, parsed: ParsedReply) -> None:
+        fields = self.upstream_request.fields
+        if self.upstream_request.upstream_format is not CHAT or self.upstream_request.choices != 1:
             raise CannotContinueError("only a chat completion with one choice is continued")
-        said = [name for name in _FORBIDDEN if served.fields.get(name) not in _NOTHING.get(name, (None, [], 0))]
-        if said:
-            raise CannotContinueError(f"`{said[0]}` depends on the whole reply")
-        if self._tools and served.fields.get("tool_choice") not in _FREE:
+        forbidden = [name for name in _FORBIDDEN if fields.get(name) not in _UNSET.get(name, (None, [], 0))]
+        if forbidden:
+            raise CannotContinueError(f"`{forbidden[0]}` depends on the whole reply")
+        if self._tools and fields.get("tool_choice") not in _FREE:
             raise CannotContinueError("a tool that has to be called is a grammar over the whole reply")
-        if reading.prompt_ids is None or any(choice.token_ids is None for choice in reading.choices):
+        if parsed.prompt_ids is None or any(choice.token_ids is None for choice in parsed.choices):
             raise CannotContinueError("the engine gave no ids to go on from")
-        if _message(reading).get("refusal"):
+        if _message(parsed).get("refusal"):
             raise CannotContinueError("the reply is a refusal")
 
 
-def _message(reading: ParsedReply) -> dict[str, Any]:
-    """What the client was told."""
-    found: dict[str, Any] = orjson.loads(reading.choices[0].message or b"{}") if reading.choices else {}
+def _message(parsed: ParsedReply) -> dict[str, Any]:
+    """The message as the client has it."""
+    found: dict[str, Any] = orjson.loads(parsed.choices[0].message or b"{}") if parsed.choices else {}
     return found
 
 
 def is_aborted(body: Any) -> bool:
-    """Whether a chat's body or chunk says that the engine broke it off."""
+    """Whether the engine broke off the reply of this chat body or chunk."""
     return isinstance(body, dict) and any(choice.get("finish_reason") == ABORT for choice in choices_of(body))
 
 
@@ -168,27 +171,27 @@ def without_end(chunk: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_chat_chunk(
-    chunk: Mapping[str, Any], like: Mapping[str, Any], sampled: int, retelling: ReasoningAndToolParser | None = None
+    chunk: Mapping[str, Any], like: Mapping[str, Any], sampled: int, text_parser: ReasoningAndToolParser | None = None
 ) -> dict[str, Any]:
     """A completion's chunk as one of the chat's stream. ``like``: a chunk of the beginning; ``sampled``: its tokens."""
-    told = {**chunk, **{name: like[name] for name in ("id", "object", "created", "model") if name in like}}
-    told["choices"] = [_as_chat_choice(choice, retelling) for choice in choices_of(dict(chunk))]
+    converted = {**chunk, **{name: like[name] for name in ("id", "object", "created", "model") if name in like}}
+    converted["choices"] = [_as_chat_choice(choice, text_parser) for choice in choices_of(dict(chunk))]
     if isinstance(chunk.get("usage"), dict):
-        told["usage"] = _whole_usage(chunk["usage"], sampled)
-    return told
+        converted["usage"] = _whole_usage(chunk["usage"], sampled)
+    return converted
 
 
-class Rest:
-    """A completion's stream, told as the rest of a chat's: an iterator of bytes."""
+class ContinuedStream:
+    """A completion's stream, converted to the rest of a chat's: an iterator of bytes."""
 
     def __init__(
         self,
         pieces: AsyncIterator[bytes],
         like: Mapping[str, Any],
         sampled: int,
-        retelling: ReasoningAndToolParser | None = None,
+        text_parser: ReasoningAndToolParser | None = None,
     ) -> None:
-        self._retelling = retelling
+        self._text_parser = text_parser
         self._pieces = pieces
         self._like = like
         self._sampled = sampled
@@ -198,9 +201,9 @@ class Rest:
         return self
 
     async def __anext__(self) -> bytes:
-        return b"".join(map(self._told, self._parser.feed(await anext(self._pieces))))
+        return b"".join(map(self._convert, self._parser.feed(await anext(self._pieces))))
 
-    def _told(self, event: ServerEvent | Comment) -> bytes:
+    def _convert(self, event: ServerEvent | Comment) -> bytes:
         if isinstance(event, Comment):
             return b": \n\n"
         try:
@@ -208,26 +211,28 @@ class Rest:
         except orjson.JSONDecodeError:
             chunk = None
         if isinstance(chunk, dict) and "error" not in chunk:
-            return b"data: " + orjson.dumps(as_chat_chunk(chunk, self._like, self._sampled, self._retelling)) + b"\n\n"
+            return (
+                b"data: " + orjson.dumps(as_chat_chunk(chunk, self._like, self._sampled, self._text_parser)) + b"\n\n"
+            )
         return b"data: " + event.data.replace(b"\n", b"\ndata: ") + b"\n\n"
 
 
 def end_chunk(like: Mapping[str, Any]) -> dict[str, Any]:
-    """The chunk that ends a reply whose budget was used up."""
+    """The chunk that ends a reply when its budget is used up."""
     choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": TRUNCATED, "token_ids": []}
     return {**{name: item for name, item in like.items() if name != "usage"}, "choices": [choice]}
 
 
-def joined(
-    chat: dict[str, Any], rest: dict[str, Any], retelling: ReasoningAndToolParser | None = None
+def join_bodies(
+    chat: dict[str, Any], rest: dict[str, Any], text_parser: ReasoningAndToolParser | None = None
 ) -> dict[str, Any]:
     """A chat's body and the completion that went on with it, as one chat's body. Raises CannotContinueError."""
-    first, more = choices_of(chat)[0], _as_chat_choice((choices_of(rest) or [{}])[0], retelling)
+    first, more = choices_of(chat)[0], _as_chat_choice((choices_of(rest) or [{}])[0], text_parser)
     message = first.get("message") or {}
     plain = (message.get("content") or "") + more["delta"].get("content", "")
     choice = {
         **first,
-        "message": {**message, **({"content": plain} if retelling is None else retelling.message())},
+        "message": {**message, **({"content": plain} if text_parser is None else text_parser.message())},
         "token_ids": [*(first.get("token_ids") or []), *(more.get("token_ids") or [])],
         "logprobs": {"content": [*_entries(first), *_entries(more)]},
         "finish_reason": more.get("finish_reason"),
@@ -245,12 +250,12 @@ def _entries(choice: Mapping[str, Any]) -> list[Any]:
     return list(logprobs.get("content") or []) if isinstance(logprobs, dict) else []
 
 
-def _as_chat_choice(choice: Mapping[str, Any], retelling: ReasoningAndToolParser | None) -> dict[str, Any]:
+def _as_chat_choice(choice: Mapping[str, Any], text_parser: ReasoningAndToolParser | None) -> dict[str, Any]:
     text, finish = choice.get("text") or "", choice.get("finish_reason")
     delta = {"content": text}
-    if retelling is not None:
-        delta = retelling.more(text, final=finish not in (None, ABORT))
-        finish = CALLS if finish == STOP and retelling.calls else finish
+    if text_parser is not None:
+        delta = text_parser.feed(text, final=finish not in (None, ABORT))
+        finish = CALLS if finish == STOP and text_parser.calls else finish
     return {
         "index": choice.get("index", 0),
         "delta": delta,

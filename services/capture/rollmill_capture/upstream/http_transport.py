@@ -1,24 +1,31 @@
-"""One connection to an upstream, for httpx: asyncio below it, and the parser that uvicorn uses too.
+"""HTTP to upstreams, for httpx: a pool of very many connections, on asyncio and the parser that uvicorn uses too.
 
 httpx's own transport passes every chunk of a stream through three layers of Python; a proxy of streams spends most of
-its time there. Here a chunk costs one callback, and chunks that arrived together are handed over together.
+its time there. Here a chunk costs one callback, and chunks that arrived together are handed over together. httpcore's
+pool looks at all its connections, for each of them again, whenever a call begins or ends; here the cost of a call does
+not grow with their number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 import httptools
 import httpx
 
+Origin = tuple[str, str, int | None]
+"""Scheme, host and port."""
+
 HIGH_WATER = 2**20
-"""Bytes of a reply that nobody has taken yet; beyond them the connection is not read."""
+"""Bytes of a reply that wait to be taken; beyond them the connection is not read."""
 STALE_SECONDS = 1.0
 """A kept connection that ends within this time after a request, without a byte, was closed before it."""
-CONTINUES = 200
+FIRST_FINAL_STATUS = 200
 """Statuses below are no answer yet."""
 BODILESS = (204, 304)
 
@@ -27,8 +34,72 @@ class BrokenResponseError(httpx.TransportError):
     """The server took the request, and its answer never came or broke off: asking again would sample again."""
 
 
+class PooledTransport(httpx.AsyncBaseTransport):
+    """``make`` gives a transport for one connection; a call beyond ``max_connections`` waits, however long.
+
+    The connection used last is used next.
+    """
+
+    def __init__(
+        self, make: Callable[[], httpx.AsyncBaseTransport], *, max_connections: int, idle_seconds: float
+    ) -> None:
+        self._make = make
+        self._slots = asyncio.Semaphore(max_connections)
+        self._idle_seconds = idle_seconds
+        self._idle: dict[Origin, deque[tuple[float, httpx.AsyncBaseTransport]]] = {}
+        """With the time since when each is idle; the longest first."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        origin = (request.url.scheme, request.url.host, request.url.port)
+        await self._slots.acquire()
+        idle = self._idle.setdefault(origin, deque())
+        transport = idle.pop()[1] if idle else self._make()
+        try:
+            response = await transport.handle_async_request(request)
+        except BaseException:
+            await self._release(origin, transport)
+            raise
+        if not isinstance(response.stream, httpx.AsyncByteStream):
+            raise TypeError("an asynchronous transport answers with an asynchronous stream")
+        response.stream = _PooledStream(response.stream, lambda: self._release(origin, transport))
+        return response
+
+    async def aclose(self) -> None:
+        for idle in self._idle.values():
+            while idle:
+                await idle.pop()[1].aclose()
+
+    async def _release(self, origin: Origin, transport: httpx.AsyncBaseTransport) -> None:
+        """The connection is idle again; the one that has been so for longest is closed after ``idle_seconds``."""
+        now, idle = time.monotonic(), self._idle[origin]
+        idle.append((now, transport))
+        self._slots.release()
+        if idle[0][0] < now - self._idle_seconds:
+            await idle.popleft()[1].aclose()
+
+
+class _PooledStream(httpx.AsyncByteStream):
+    """A body that releases its connection when it is closed."""
+
+    def __init__(self, body: httpx.AsyncByteStream, release: Callable[[], Awaitable[None]]) -> None:
+        self._body = body
+        self._release: Callable[[], Awaitable[None]] | None = release
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._body:
+            yield chunk
+
+    async def aclose(self) -> None:
+        release, self._release = self._release, None
+        try:
+            await self._body.aclose()
+        finally:
+            if release is not None:
+                await release()
+
+
 class HttpTransport(httpx.AsyncBaseTransport):
-    """One call at a time; the connection is kept between calls where the server allows it."""
+    """One connection, one call at a time; it is kept between calls where the server allows it."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         self._tls = tls
@@ -41,7 +112,7 @@ class HttpTransport(httpx.AsyncBaseTransport):
             connection = self._connection = await self._connect(request, timeouts.get("connect"))
         try:
             connection.send(_head(request) + await request.aread())
-            await connection.answered(timeouts.get("read"))
+            await connection.wait_for_head(timeouts.get("read"))
         except BaseException:
             await self.aclose()
             raise
@@ -71,7 +142,7 @@ class HttpTransport(httpx.AsyncBaseTransport):
 
 
 class _Connection(asyncio.Protocol):
-    """``status`` and ``headers`` of the answer that is being read; its body is taken piece by piece."""
+    """``status`` and ``headers`` of the answer that is being read; its body is taken chunk by chunk."""
 
     def __init__(self) -> None:
         self.lost = False
@@ -80,13 +151,13 @@ class _Connection(asyncio.Protocol):
         self.headers: list[tuple[bytes, bytes]] = []
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._answered = False
-        self._sized = False
-        self._keeps = False
-        self._heard = False
+        self._has_head = False
+        self._has_length = False
+        self._keeps_alive = False
+        self._received = False
         self._calls = 0
         self._sent_at = 0.0
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._size = 0
         self._failure: str | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -95,34 +166,31 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self.lost:
             raise httpx.WriteError("the server has closed the connection")
         self._parser = httptools.HttpResponseParser(self)
-        self.complete = self._answered = self._sized = self._heard = False
+        self.complete = self._has_head = self._has_length = self._received = False
         self._calls, self._sent_at = self._calls + 1, asyncio.get_running_loop().time()
         self.status, self.headers = 0, []
         self._transport.write(data)
 
-    async def answered(self, seconds: float | None) -> None:
-        """Wait for the head of the answer.
+    async def wait_for_head(self, seconds: float | None) -> None:
+        """Raises httpx.ReadTimeout; httpx.RemoteProtocolError on a stale connection; else BrokenResponseError."""
+        while not self._has_head:
+            self._raise_if_broken("the server closed the connection without an answer")
+            await self._wait_for_progress(seconds)
 
-        Raises httpx.ReadTimeout; httpx.RemoteProtocolError where the connection was stale; else BrokenAnswerError.
-        """
-        while not self._answered:
-            self._check("the server closed the connection without an answer")
-            await self._moved(seconds)
-
-    async def piece(self, seconds: float | None) -> bytes:
-        """What has come of the body since the last time; empty: that was all. Raises as ``answered``."""
-        while not self._pieces:
+    async def next_chunk(self, seconds: float | None) -> bytes:
+        """The part of the body that came since the last time; empty: the end. Raises as ``wait_for_head``."""
+        while not self._chunks:
             if self.complete:
                 return b""
-            self._check("the server closed the connection in the middle of its answer")
-            await self._moved(seconds)
-        pieces, self._pieces, self._size = self._pieces, [], 0
+            self._raise_if_broken("the server closed the connection in the middle of its answer")
+            await self._wait_for_progress(seconds)
+        chunks, self._chunks, self._size = self._chunks, [], 0
         if self._transport is not None and not self.lost:
             self._transport.resume_reading()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def reusable(self) -> bool:
-        return self.complete and self._sized and self._keeps and not self.lost
+        return self.complete and self._has_length and self._keeps_alive and not self.lost
 
     def close(self) -> None:
         self.lost = True
@@ -135,10 +203,10 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
-        if self.complete and not self._answered:
-            self.close()  # an answer that nobody has asked for
+        if self.complete and not self._has_head:
+            self.close()  # an answer without a request
             return
-        self._heard = True
+        self._received = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -149,7 +217,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
-        if self._answered and not self._sized:
+        if self._has_head and not self._has_length:
             self.complete = True  # its end is the end of the body
         elif error is not None:
             self._failure = self._failure or f"the connection broke: {error}"
@@ -159,33 +227,33 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name, value))
-        self._sized = self._sized or name.lower() in (b"content-length", b"transfer-encoding")
+        self._has_length = self._has_length or name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        if self.status < CONTINUES:
-            self.headers, self._sized = [], False
+        if self.status < FIRST_FINAL_STATUS:
+            self.headers, self._has_length = [], False
         else:
-            self._answered = True
+            self._has_head = True
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
+        self._chunks.append(body)
         self._size += len(body)
 
     def on_message_complete(self) -> None:
-        if self._answered:
+        if self._has_head:
             self.complete = True
-            self._keeps = bool(self._parser.should_keep_alive())  # knows it at this moment only
-            self._sized = self._sized or self.status in BODILESS
+            self._keeps_alive = bool(self._parser.should_keep_alive())  # known at this moment only
+            self._has_length = self._has_length or self.status in BODILESS
 
-    def _check(self, words: str) -> None:
+    def _raise_if_broken(self, message: str) -> None:
         if self._failure is None and not self.lost:
             return
         late = asyncio.get_running_loop().time() - self._sent_at > STALE_SECONDS
-        stale = self._calls > 1 and not self._heard and not late
-        raise (httpx.RemoteProtocolError if stale else BrokenResponseError)(self._failure or words)
+        stale = self._calls > 1 and not self._received and not late
+        raise (httpx.RemoteProtocolError if stale else BrokenResponseError)(self._failure or message)
 
-    async def _moved(self, seconds: float | None) -> None:
+    async def _wait_for_progress(self, seconds: float | None) -> None:
         """Wait for anything to come. A bare timer: `asyncio.timeout` costs as much as the rest of a small chunk."""
         loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
@@ -203,7 +271,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Body(httpx.AsyncByteStream):
-    """Gives its connection back when it is closed after its end; before, the connection is closed with it."""
+    """A body. Closed after its end, it leaves the connection open for the next call; before, it closes it."""
 
     def __init__(self, owner: HttpTransport, connection: _Connection, seconds: float | None) -> None:
         self._owner = owner
@@ -211,8 +279,8 @@ class _Body(httpx.AsyncByteStream):
         self._seconds = seconds
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while piece := await self._connection.piece(self._seconds):
-            yield piece
+        while chunk := await self._connection.next_chunk(self._seconds):
+            yield chunk
 
     async def aclose(self) -> None:
         if not self._connection.reusable():

@@ -1,4 +1,4 @@
-"""Finds out in the background what an engine can: its list of models says who it is, one sampled token what it says.
+"""Finds out in the background what an engine can: its list of models names it, one sampled token shows what it returns.
 
 Never in the way: an engine that is not there yet is asked again, less and less often.
 """
@@ -15,13 +15,13 @@ import orjson
 import structlog
 
 from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill_capture.model_config import EngineKind
 from rollmill_capture.sse import EventParser, ServerEvent
-from rollmill_capture.upstream.capabilities import Engines, says_all
+from rollmill_capture.upstream.capabilities import Capability, EngineCapabilities, has_all_ids, request_token_ids
+from rollmill_capture.upstream.client import Target
 from rollmill_capture.upstream.formats.chat_stream import ChatAssembler
 from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
-from rollmill_capture.upstream.formats.token_id_request import Capability, EngineKind, ask
 from rollmill_capture.upstream.formats.upstream_format import CHAT
-from rollmill_capture.upstream.model_routes import Target
 
 OWNERS = {
     "vllm": EngineKind.VLLM,
@@ -40,7 +40,7 @@ AGAIN_SECONDS = 30.0
 @dataclass(frozen=True)
 class Probe:
     client: httpx.AsyncClient
-    engines: Engines
+    engines: EngineCapabilities
     metrics: Metrics
 
     async def run(self) -> None:
@@ -50,7 +50,7 @@ class Probe:
                 group.create_task(self._until_known(root, replace(target, base_url=f"{root}/v1", others=())))
 
     async def watch(self) -> None:
-        """The same, and again whenever the replies speak against what was found. For ever; cancel it at any time."""
+        """The same, and again whenever the replies contradict what was found. For ever; cancel it at any time."""
         async with asyncio.TaskGroup() as group:
             for root, target in self.engines.probed.items():
                 group.create_task(self._watch(root, replace(target, base_url=f"{root}/v1", others=())))
@@ -59,76 +59,78 @@ class Probe:
         while True:
             await self._until_known(root, target)
             await asyncio.sleep(AGAIN_SECONDS)
-            await self.engines.doubted(root)
+            await self.engines.wait_until_doubted(root)
             structlog.get_logger().warning(
-                "an engine answers otherwise than it did, and is probed again", upstream=root
+                "an engine's replies contradict what was found of it; it is probed again", upstream=root
             )
 
     async def _until_known(self, root: str, target: Target) -> None:
         """``target``: this replica alone. One that is down is asked again until it comes up."""
         for pause in chain(PAUSES, repeat(PAUSES[-1])):
             try:
-                found = await self.look(target)
+                found = await self.probe(target)
             except (httpx.HTTPError, ValueError) as error:
-                self.engines.tried(root)
-                structlog.get_logger().debug("an engine was not probed", upstream=root, error=repr(error))
+                self.engines.probe_ended(root)
+                structlog.get_logger().debug(
+                    "an engine could not be probed; it is tried again", upstream=root, seconds=pause, error=repr(error)
+                )
                 await asyncio.sleep(pause)
             else:
                 self.engines.learn(root, found)
-                self._tell(target, found)
+                self._report(target, found)
                 return
 
-    async def look(self, target: Target) -> Capability:
+    async def probe(self, target: Target) -> Capability:
         """What the engine is and can. Raises httpx.HTTPError and ValueError where it does not answer."""
-        kind, model = await self._who(target)
+        kind, model = await self._identify(target)
         streams = Capability(kind).streams(CHAT, {})
         stream = await self._sample(target, kind, model, stream=True) if streams else None
-        if stream is not None and says_all(stream, kind):
+        if stream is not None and has_all_ids(stream, kind):
             return Capability(kind, known=True, ids=True)
         whole = await self._sample(target, kind, model, stream=False)
         if whole is None:
             return Capability(kind, known=True)
-        ids = says_all(whole, kind)
+        ids = has_all_ids(whole, kind)
         return Capability(kind, streams_ids=not ids, known=True, ids=ids)
 
-    async def _who(self, target: Target) -> tuple[EngineKind, str | None]:
-        answer = await self.client.get(f"{target.base_url}/models", headers=_headers(target), timeout=CALL_SECONDS)
-        answer.raise_for_status()
-        body = orjson.loads(answer.content)
+    async def _identify(self, target: Target) -> tuple[EngineKind, str | None]:
+        response = await self.client.get(f"{target.base_url}/models", headers=_headers(target), timeout=CALL_SECONDS)
+        response.raise_for_status()
+        body = orjson.loads(response.content)
         data = body.get("data") if isinstance(body, dict) else None
         first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
         model = target.route.model or first.get("id")
         return OWNERS.get(str(first.get("owned_by")).lower(), EngineKind.AUTO), model or None
 
     async def _sample(self, target: Target, kind: EngineKind, model: str | None, *, stream: bool) -> ParsedReply | None:
-        """One token; None where the engine refuses the question, which says nothing about others."""
+        """One token; None where the engine refuses the request, which shows nothing about others."""
         named: dict[str, Any] = {**QUESTION, "stream": stream} | ({} if model is None else {"model": model})
-        fields, _, _ = ask(kind, CHAT, named)
-        answer = await self.client.post(
+        fields, _, _ = request_token_ids(kind, CHAT, named)
+        response = await self.client.post(
             f"{target.base_url}/chat/completions", json=fields, headers=_headers(target), timeout=CALL_SECONDS
         )
-        if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-            answer.raise_for_status()
-        if answer.status_code != httpx.codes.OK:
+        if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            response.raise_for_status()
+        if response.status_code != httpx.codes.OK:
             return None
-        return _streamed(answer.content) if stream else CHAT.read_body(orjson.loads(answer.content), None)
+        return _parse_stream(response.content) if stream else CHAT.parse_body(orjson.loads(response.content), None)
 
-    def _tell(self, target: Target, found: Capability) -> None:
+    def _report(self, target: Target, found: Capability) -> None:
         log = structlog.get_logger()
-        told = {"upstream": target.base_url, "engine": found.kind.value, "ids": found.ids}
+        fields = {"upstream": target.base_url, "engine": found.kind.value, "ids": found.ids}
         self.metrics.gauge("engine_ids", float(found.ids is True), upstream=target.base_url, engine=found.kind.value)
         if found.ids is False:
-            log.warning("the engine's answers say no ids: its calls are recorded, and not trained", **told)
+            log.warning("the engine's answers have no ids: its calls are recorded, and not trained", **fields)
         else:
-            log.info("the engine was probed", streams_ids=found.streams_ids, **told)
+            log.info("the engine was probed", streams_ids=found.streams_ids, **fields)
 
 
-def _streamed(raw: bytes) -> ParsedReply:
+def _parse_stream(raw: bytes) -> ParsedReply:
     assembler = ChatAssembler()
     for event in EventParser().feed(raw):
         if isinstance(event, ServerEvent) and event.data.strip() != b"[DONE]":
             assembler.add(orjson.loads(event.data))
-    return assembler.reading()
+    return assembler.parsed()
 
 
 def _headers(target: Target) -> dict[str, str]:

@@ -87,10 +87,11 @@ class Metrics:
 
     def _measure(self, kind: Kind, name: str, value: float, labels: dict[str, str]) -> None:
         known = self._known.get(name)
-        if known is None or known.metric.kind is not kind or not known.fits(labels):
+        series = known.series(labels) if known is not None and known.metric.kind is kind else None
+        if series is None:
             self._complain(f"{kind.value} {name}{sorted(labels.items()) if labels else ''}", name)
         else:
-            known.series(labels).take(value)
+            series.take(value)
 
     def _complain(self, what: str, name: str) -> None:
         if self._strict:
@@ -136,23 +137,29 @@ class _Known:
     metric: Metric
     registry: CollectorRegistry
     _collector: Counter | Gauge | Histogram = field(init=False)
+    _names: dict[str, None] = field(init=False)
+    """Of its labels, in order: a metric is measured more often than a new series begins."""
     _series: dict[tuple[str, ...], _Series] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._collector = _collector(self.metric, self.registry)
+        self._names = dict.fromkeys(self.metric.label_names)
         for labels in self.metric.known():
             self.series(labels)
 
-    def fits(self, labels: Mapping[str, str]) -> bool:
-        declared = self.metric.labels
-        return len(labels) == len(declared) and all(
-            label.name in labels and label.takes(labels[label.name]) for label in declared
-        )
+    def series(self, labels: Mapping[str, str]) -> _Series | None:
+        """The series with these labels; None where the metric does not declare them."""
+        if labels.keys() != self._names.keys():
+            return None
+        values = tuple(labels[name] for name in self._names)
+        return self._series.get(values) or self._new_series(values)
 
-    def series(self, labels: Mapping[str, str]) -> _Series:
-        values = tuple(labels[name] for name in self.metric.label_names)
-        if values not in self._series and self.metric.is_guarded and len(self._series) >= MOST_SERIES:
-            values = tuple(OTHER if label.free else v for label, v in zip(self.metric.labels, values, strict=True))
+    def _new_series(self, values: tuple[str, ...]) -> _Series | None:
+        declared = self.metric.labels
+        if not all(label.takes(value) for label, value in zip(declared, values, strict=True)):
+            return None
+        if self.metric.is_guarded and len(self._series) >= MOST_SERIES:
+            values = tuple(OTHER if label.free else v for label, v in zip(declared, values, strict=True))
         found = self._series.get(values)
         if found is None:
             child = self._collector.labels(*values) if values else self._collector

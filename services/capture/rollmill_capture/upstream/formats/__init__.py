@@ -1,19 +1,13 @@
-"""Reading what engines answer, one module per wire format; pure, and the same for streams and whole bodies.
+"""Parsing what engines answer, one module per wire format; pure, and the same for streams and whole bodies.
 
-| module | wire format |
+| module | content |
 |---|---|
-| `chat` | OpenAI chat completions and completions as vLLM and SGLang extend them: whole bodies |
-| `chat_stream` | the same as a stream of chunks |
-| `generate` | SGLang's native route |
-| `responses`, `messages` | OpenAI Responses and Anthropic Messages, from upstreams that speak them themselves |
-| `wires` | where each format is asked for, and who reads it |
-| `asking` | what has to be asked of each engine |
-| `stream`, `tool_calls`, `items` | what streams share: their ends, the pieces of calls, replies without ids |
-| `logprobs`, `details` | ids and log-probs per token, with every way they can be missing; and taking them out |
-| `oddities` | signs of a parser that failed |
-| `reading` | what all formats come down to: a `ParsedReply` |
+| `upstream_format` | the table of formats: the path of each, and who parses its answers |
+| `parsed_reply` | what all formats come down to: a `ParsedReply`, with checks of ids and log-probs; `StreamAssembler` |
+| `chat`, `chat_stream` | OpenAI chat completions and completions as vLLM and SGLang extend them; whole, streamed |
+| `sglang_generate` | SGLang's native route ``/generate`` |
+| `openai_responses`, `anthropic_messages` | these APIs, from upstreams that serve them themselves |
+| `reply_items` | a reply without ids, gathered item by item, for the two formats above |
+
+Imports nothing else of capture. The APIs and the proxy import it; so does the rest of `upstream`.
 """
-
-from rollmill_capture.upstream.formats.parsed_reply import ParsedChoice, ParsedReply
-
-__all__ = ["ParsedChoice", "ParsedReply"]

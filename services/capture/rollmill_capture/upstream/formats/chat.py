@@ -14,43 +14,46 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollmill_capture.upstream.formats.logprobs import (
+from rollmill_capture.upstream.formats.parsed_reply import (
+    Ids,
+    Incomplete,
+    ParsedChoice,
+    ParsedReply,
     as_ids,
     as_prompt,
-    extra,
-    logprob_entries,
+    error_of,
     logprob_of,
-    sampled_ids,
 )
-from rollmill_capture.upstream.formats.parsed_reply import Ids, Incomplete, ParsedChoice, ParsedReply
 
+_ID_PREFIX = "token_id:"
+"""Of a token's text from servers asked for ``return_tokens_as_token_ids``."""
 UNSET_VERSION = "default"
 """SGLang's weight version before a trainer has stamped one: unknown, and not version 0."""
 
 
-def read_body(body: Any, prompt_ids: Ids | None = None) -> ParsedReply:
-    """What a whole answer says. ``body`` is parsed JSON of any kind; ``prompt_ids``: what the request gave as ids."""
+def parse_body(body: Any, prompt_ids: Ids | None = None) -> ParsedReply:
+    """The reply in a whole body, parsed JSON of any kind. ``prompt_ids``: of the request, where it has them."""
     error = error_of(body)
     if error is not None:
         return ParsedReply(incomplete="error_frame", error=error)
-    root, choices = RootSoFar(sent=prompt_ids), []
+    root, choices = PartialRoot(sent=prompt_ids), []
     if isinstance(body, dict):
         found = choices_of(body)
         root.add(body, found)
-        choices = [_whole(index, choice) for index, choice in _indexed(found)]
-    return root.reading(tuple(choices), None if choices else "no_choices")
+        choices = [_parse_choice(index, choice) for index, choice in _by_index(found)]
+    return root.parsed(tuple(choices), None if choices else "no_choices")
 
 
-def _indexed(choices: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+def _by_index(choices: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
     """Choices by their index, whatever their order; by position where the indexes are not distinct."""
     by_index = {index_of(choice): choice for choice in choices}
     return sorted(by_index.items()) if len(by_index) == len(choices) else list(enumerate(choices))
 
 
-def _whole(index: int, choice: dict[str, Any]) -> ParsedChoice:
-    so_far = ChoiceSoFar(index)
-    so_far.add(choice)
-    return so_far.reading(_message(choice))
+def _parse_choice(index: int, choice: dict[str, Any]) -> ParsedChoice:
+    partial = PartialChoice(index)
+    partial.add(choice)
+    return partial.parsed(_message(choice))
 
 
 def _message(choice: dict[str, Any]) -> bytes | None:
@@ -59,19 +62,6 @@ def _message(choice: dict[str, Any]) -> bytes | None:
         return orjson.dumps(message)
     text = choice.get("text")
     return orjson.dumps({"role": "assistant", "content": text}) if isinstance(text, str) else None
-
-
-def error_of(body: Any) -> str | None:
-    """The message where ``body`` is an error, wrapped or flat; None: it is none."""
-    if not isinstance(body, dict):
-        return None
-    error = body.get("error")
-    if error is None and body.get("object") == "error":
-        error = body
-    if error is None:
-        return None
-    message = error.get("message") or error.get("type") if isinstance(error, dict) else error
-    return str(message or "the upstream gave no message")
 
 
 def choices_of(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -90,7 +80,7 @@ def index_of(choice: dict[str, Any]) -> int:
 
 
 @dataclass
-class ChoiceSoFar:
+class PartialChoice:
     """Ids, log-probs and end of one choice, gathered from one or many pieces."""
 
     index: int
@@ -111,11 +101,11 @@ class ChoiceSoFar:
         reason = piece.get("finish_reason")
         if isinstance(reason, str) and reason:
             self.finish_reason = reason
-            stop = extra(piece, "stop_reason")
-            stop = extra(piece, "matched_stop") if stop is None else stop
+            stop = extension(piece, "stop_reason")
+            stop = extension(piece, "matched_stop") if stop is None else stop
             self.stop_reason = stop if isinstance(stop, (int, str)) else None
 
-    def reading(self, message: bytes | None) -> ParsedChoice:
+    def parsed(self, message: bytes | None) -> ParsedChoice:
         return ParsedChoice(
             index=self.index,
             token_ids=as_ids(self.ids),
@@ -126,19 +116,19 @@ class ChoiceSoFar:
         )
 
 
-def _extended(so_far: list[Any] | None, more: list[Any]) -> list[Any]:
-    if so_far is None:
+def _extended(items: list[Any] | None, more: list[Any]) -> list[Any]:
+    if items is None:
         return list(more)
-    so_far.extend(more)
-    return so_far
+    items.extend(more)
+    return items
 
 
 @dataclass
-class RootSoFar:
-    """What an answer says outside its choices."""
+class PartialRoot:
+    """The fields of an answer outside its choices."""
 
     sent: Ids | None = None
-    """The prompt as the request gave it; the answer's word goes before it."""
+    """The prompt as the request gave it; the answer's own prompt ids take precedence."""
     prompt_ids: Any = None
     several_prompts: bool = False
     usage: tuple[int, int] | None = None
@@ -157,8 +147,8 @@ class RootSoFar:
         if self.model is None and isinstance(body.get("model"), str):
             self.model = body["model"]
 
-    def _add_prompt(self, place: dict[str, Any]) -> None:
-        ids = extra(place, "prompt_token_ids")
+    def _add_prompt(self, part: dict[str, Any]) -> None:
+        ids = extension(part, "prompt_token_ids")
         if not ids:
             return
         if self.prompt_ids is None:
@@ -190,7 +180,7 @@ class RootSoFar:
             return None
         return self.sent if self.prompt_ids is None else as_prompt(self.prompt_ids)
 
-    def reading(
+    def parsed(
         self, choices: tuple[ParsedChoice, ...], incomplete: Incomplete | None, error: str | None = None
     ) -> ParsedReply:
         return ParsedReply(
@@ -205,3 +195,60 @@ class RootSoFar:
             incomplete=incomplete,
             error=error,
         )
+
+
+def sampled_ids(choice: dict[str, Any]) -> list[Any] | None:
+    """The sampled ids of a choice, or of one chunk of it, unchecked; None where there are none.
+
+    Gateways that rebuild answers move unknown fields into ``provider_specific_fields``; SGLang may have them in
+    ``meta_info`` alone, and llama.cpp in the entries of the log-probs; servers asked for
+    ``return_tokens_as_token_ids`` write them into the token texts.
+    """
+    found = extension(choice, "token_ids")
+    if isinstance(found, list):
+        return found
+    return _ids_of_meta(choice.get("meta_info")) or _ids_of_entries(logprob_entries(choice) or [])
+
+
+def _ids_of_meta(meta: Any) -> list[Any] | None:
+    entries = meta.get("output_token_logprobs") if isinstance(meta, dict) else None
+    if not isinstance(entries, list):
+        return None
+    return [entry[1] if isinstance(entry, list) and len(entry) > 1 else None for entry in entries]
+
+
+def _ids_of_entries(entries: list[Any]) -> list[Any] | None:
+    if not entries:
+        return None
+    ids = [entry.get("id") if isinstance(entry, dict) else None for entry in entries]
+    return ids if all(type(found) is int for found in ids) else _ids_of_texts(entries)
+
+
+def extension(choice: dict[str, Any], name: str) -> Any:
+    """A field of a choice that is not OpenAI's, in either place where it may be."""
+    found = choice.get(name)
+    if found is not None:
+        return found
+    moved = choice.get("provider_specific_fields")
+    return moved.get(name) if isinstance(moved, dict) else None
+
+
+def _ids_of_texts(entries: list[Any]) -> list[int] | None:
+    texts = [entry.get("token") if isinstance(entry, dict) else None for entry in entries]
+    numbers = [text.removeprefix(_ID_PREFIX) for text in texts if isinstance(text, str) and text.startswith(_ID_PREFIX)]
+    if len(numbers) != len(texts) or not all(number.isdecimal() for number in numbers):
+        return None
+    return [int(number) for number in numbers]
+
+
+def logprob_entries(choice: dict[str, Any]) -> list[Any] | None:
+    """One entry per sampled token: ``logprobs.content`` of a chat's choice, or the numbers in
+    ``logprobs.token_logprobs`` of a completion's. None where there is no such list.
+    """
+    logprobs = choice.get("logprobs")
+    if not isinstance(logprobs, dict):
+        return None
+    found = logprobs.get("content")
+    if not isinstance(found, list):
+        found = logprobs.get("token_logprobs")
+    return found if isinstance(found, list) else None

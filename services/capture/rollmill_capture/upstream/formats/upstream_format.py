@@ -1,4 +1,4 @@
-"""The wire formats of upstreams: where each is asked, and who reads its answers."""
+"""The wire formats of upstreams: the path of each, and who parses its answers. Pure."""
 
 from __future__ import annotations
 
@@ -6,32 +6,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rollmill_capture.upstream.formats import chat, generate, messages, responses
+from rollmill_capture.upstream.formats import anthropic_messages, chat, openai_responses, sglang_generate
 from rollmill_capture.upstream.formats.chat_stream import ChatAssembler
-from rollmill_capture.upstream.formats.generate import GenerateAssembler
-from rollmill_capture.upstream.formats.messages import MessagesAssembler
-from rollmill_capture.upstream.formats.parsed_reply import Ids, ParsedReply
-from rollmill_capture.upstream.formats.responses import ResponsesAssembler
-from rollmill_capture.upstream.formats.stream import Assembler
+from rollmill_capture.upstream.formats.parsed_reply import Ids, ParsedReply, StreamAssembler
 
 
 @dataclass(frozen=True)
 class UpstreamFormat:
-    """One format. Readers and assemblers take the prompt as the request gave it, where it gave ids."""
+    """One format. Parsers and assemblers take the prompt's ids, where the request gave them."""
 
     name: str
     path: str
     """Under the root of the upstream."""
-    read_body: Callable[[Any, Ids | None], ParsedReply]
-    assembler: Callable[[int, Ids | None], Assembler]
+    parse_body: Callable[[Any, Ids | None], ParsedReply]
+    assembler: Callable[[int, Ids | None], StreamAssembler]
     """Takes the number of choices that were asked for."""
     has_done: bool = True
     """Its streams end with ``[DONE]``."""
 
 
-CHAT = UpstreamFormat("chat", "/v1/chat/completions", chat.read_body, ChatAssembler)
-COMPLETIONS = UpstreamFormat("completions", "/v1/completions", chat.read_body, ChatAssembler)
-TOKENS = UpstreamFormat("tokens", "/inference/v1/generate", chat.read_body, ChatAssembler)
-GENERATE = UpstreamFormat("generate", "/generate", generate.read_body, GenerateAssembler)
-RESPONSES = UpstreamFormat("responses", "/v1/responses", responses.read_body, ResponsesAssembler, has_done=False)
-MESSAGES = UpstreamFormat("messages", "/v1/messages", messages.read_body, MessagesAssembler, has_done=False)
+CHAT = UpstreamFormat("chat", "/v1/chat/completions", chat.parse_body, ChatAssembler)
+COMPLETIONS = UpstreamFormat("completions", "/v1/completions", chat.parse_body, ChatAssembler)
+VLLM_GENERATE = UpstreamFormat("tokens", "/inference/v1/generate", chat.parse_body, ChatAssembler)
+SGLANG_GENERATE = UpstreamFormat(
+    "generate", "/generate", sglang_generate.parse_body, sglang_generate.SglangGenerateAssembler
+)
+OPENAI_RESPONSES = UpstreamFormat(
+    "responses",
+    "/v1/responses",
+    openai_responses.parse_body,
+    openai_responses.OpenAiResponsesAssembler,
+    has_done=False,
+)
+ANTHROPIC_MESSAGES = UpstreamFormat(
+    "messages",
+    "/v1/messages",
+    anthropic_messages.parse_body,
+    anthropic_messages.AnthropicMessagesAssembler,
+    has_done=False,
+)

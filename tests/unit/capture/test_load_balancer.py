@@ -6,10 +6,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from rollmill_capture.settings import CaptureSettings, Route
-from rollmill_capture.upstream.client import Upstream, UpstreamError
-from rollmill_capture.upstream.load_balancer import LoadBalancer, order_of
-from rollmill_capture.upstream.model_routes import RouteTable, Target
+from rollmill_capture.model_config import Route
+from rollmill_capture.settings import CaptureSettings
+from rollmill_capture.upstream.client import LoadBalancer, RouteTable, Target, Upstream, UpstreamError, replica_order
 
 ENGINES = ("http://one", "http://two", "http://three")
 SESSIONS = [f"s{number}" for number in range(300)]
@@ -37,7 +36,7 @@ def engine(answers: Callable[[str], int], asked: list[str]) -> Upstream:
             raise httpx.ConnectError("refused")
         return httpx.Response(status, headers={"retry-after": "7"} if status == 429 else {})
 
-    return Upstream(httpx.AsyncClient(transport=httpx.MockTransport(answer)), places=LoadBalancer(now=Clock()))
+    return Upstream(httpx.AsyncClient(transport=httpx.MockTransport(answer)), load_balancer=LoadBalancer(now=Clock()))
 
 
 async def call(upstream: Upstream, where: Target, session_id: str) -> int:
@@ -46,9 +45,9 @@ async def call(upstream: Upstream, where: Target, session_id: str) -> int:
 
 
 def test_sessions_are_spread_and_stay_where_they_are_when_another_engine_goes() -> None:
-    first = {session: order_of(ENGINES, session)[0] for session in SESSIONS}
+    first = {session: replica_order(ENGINES, session)[0] for session in SESSIONS}
     assert min(Counter(first.values()).values()) > 60
-    without = {session: order_of(ENGINES[:2], session)[0] for session in SESSIONS}
+    without = {session: replica_order(ENGINES[:2], session)[0] for session in SESSIONS}
     assert all(without[session] == url for session, url in first.items() if url != ENGINES[2])
 
 
@@ -66,7 +65,7 @@ async def test_a_session_always_goes_to_the_same_engine() -> None:
 async def test_where_an_engine_is_dead_or_busy_the_next_one_answers_and_it_is_left_alone(status: int) -> None:
     asked: list[str] = []
     upstream = engine(lambda host: status if host == "two" else 200, asked)
-    mine = [session for session in SESSIONS if order_of(ENGINES, session)[0] == "http://two"][:5]
+    mine = [session for session in SESSIONS if replica_order(ENGINES, session)[0] == "http://two"][:5]
     for session in mine:
         assert await call(upstream, target(*ENGINES), session) == 200
     assert asked.count("two") == 1
@@ -74,12 +73,12 @@ async def test_where_an_engine_is_dead_or_busy_the_next_one_answers_and_it_is_le
 
 async def test_after_its_rest_an_engine_is_asked_again() -> None:
     clock = Clock()
-    places = LoadBalancer(now=clock)
-    session = next(name for name in SESSIONS if order_of(ENGINES, name)[0] == "http://two")
-    places.busy("http://two", "7")
-    assert await places.choose(ENGINES, session) != "http://two"
+    balancer = LoadBalancer(now=clock)
+    session = next(name for name in SESSIONS if replica_order(ENGINES, name)[0] == "http://two")
+    balancer.mark_rate_limited("http://two", "7")
+    assert await balancer.select(ENGINES, session) != "http://two"
     clock.now += 7
-    assert await places.choose(ENGINES, session) == "http://two"
+    assert await balancer.select(ENGINES, session) == "http://two"
 
 
 async def test_where_all_are_dead_the_client_is_told_and_each_was_tried_once() -> None:
@@ -97,32 +96,32 @@ async def test_one_busy_engine_is_told_to_the_client_as_it_is() -> None:
 
 
 async def test_calls_wait_for_a_busy_engine_as_long_as_it_asks_but_not_longer_than_allowed() -> None:
-    places = LoadBalancer(0.02)
-    places.busy("http://one", "3600")
-    assert await places.choose(["http://one"], "s1") == "http://one"
-    assert places._of("http://one").until <= places._now()
+    balancer = LoadBalancer(0.02)
+    balancer.mark_rate_limited("http://one", "3600")
+    assert await balancer.select(["http://one"], "s1") == "http://one"
+    assert balancer._of("http://one").until <= balancer._now()
 
 
 async def test_a_dead_engine_is_tried_at_once_where_there_is_no_other() -> None:
-    places = LoadBalancer(now=Clock())
+    balancer = LoadBalancer(now=Clock())
     for _ in range(10):
-        places.unreachable("http://one")
-    assert await places.choose(["http://one"], "s1") == "http://one"
-    assert places._of("http://one").until == 115.0
+        balancer.mark_down("http://one")
+    assert await balancer.select(["http://one"], "s1") == "http://one"
+    assert balancer._of("http://one").until == 115.0
 
 
 def test_rests_grow_and_an_answer_ends_them() -> None:
     clock = Clock()
-    places = LoadBalancer(now=clock)
+    balancer = LoadBalancer(now=clock)
     rests = []
     for _ in range(4):
-        places.busy("http://one", None)
-        rests.append(places._of("http://one").until - clock.now)
+        balancer.mark_rate_limited("http://one", None)
+        rests.append(balancer._of("http://one").until - clock.now)
     assert rests == [0.5, 1.0, 2.0, 4.0]
-    places.busy("http://one", "Sun, 06 Nov 1994 08:49:37 GMT")
-    assert places._of("http://one").until - clock.now == 1.0
+    balancer.mark_rate_limited("http://one", "Sun, 06 Nov 1994 08:49:37 GMT")
+    assert balancer._of("http://one").until - clock.now == 1.0
     for odd, rest in (("nan", 1.0), ("inf", 30.0), ("-5", 0.0)):
-        places.busy("http://one", odd)
-        assert places._of("http://one").until - clock.now == rest
-    places.well("http://one")
-    assert places._of("http://one").until == 0.0
+        balancer.mark_rate_limited("http://one", odd)
+        assert balancer._of("http://one").until - clock.now == rest
+    balancer.mark_healthy("http://one")
+    assert balancer._of("http://one").until == 0.0

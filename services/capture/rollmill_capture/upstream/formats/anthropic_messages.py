@@ -1,4 +1,4 @@
-"""Anthropic Messages as an upstream speaks them itself: no ids, so recorded and never trained."""
+"""Anthropic Messages from an upstream that serves this API itself: no ids, so recorded and never trained. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from typing import Any
 
 import orjson
 
-from rollmill_capture.upstream.formats.chat import error_of
-from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ParsedReply
+from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ParsedReply, StreamAssembler, error_of
 from rollmill_capture.upstream.formats.reply_items import ReplyItems
-from rollmill_capture.upstream.formats.stream import Assembler
 
 
-def read_body(body: Any, _prompt_ids: object = None) -> ParsedReply:
-    """What a whole answer says. A tool's input is an object here, so the spacing of what was sampled is lost."""
+def parse_body(body: Any, _prompt_ids: object = None) -> ParsedReply:
+    """The reply in a whole body. A tool's input is an object here, so the spacing of what was sampled is lost."""
     error = error_of(body)
     if error is not None:
         return ParsedReply(incomplete="error_frame", error=error)
@@ -21,11 +19,11 @@ def read_body(body: Any, _prompt_ids: object = None) -> ParsedReply:
         return ParsedReply(incomplete="no_choices")
     reply = ReplyItems()
     _begin(reply, body)
-    for place, block in enumerate(body["content"]):
+    for position, block in enumerate(body["content"]):
         if isinstance(block, dict):
-            _add_block(reply, place, block)
+            _add_block(reply, position, block)
     _end(reply, body)
-    return reply.reading(None)
+    return reply.parsed(None)
 
 
 def _begin(reply: ReplyItems, message: dict[str, Any]) -> None:
@@ -33,7 +31,7 @@ def _begin(reply: ReplyItems, message: dict[str, Any]) -> None:
     reply.add_usage(message.get("usage"))
 
 
-def _add_block(reply: ReplyItems, place: int, block: dict[str, Any]) -> None:
+def _add_block(reply: ReplyItems, position: int, block: dict[str, Any]) -> None:
     kind = block.get("type")
     if kind == "text":
         reply.texts.append(str(block.get("text") or ""))
@@ -41,7 +39,7 @@ def _add_block(reply: ReplyItems, place: int, block: dict[str, Any]) -> None:
         reply.reasoning.append(str(block.get("thinking") or ""))
     elif kind == "tool_use":
         given = block.get("input")
-        reply.begin_call(place, block.get("id"), block.get("name"), orjson.dumps(given).decode() if given else "")
+        reply.begin_call(position, block.get("id"), block.get("name"), orjson.dumps(given).decode() if given else "")
 
 
 def _end(reply: ReplyItems, ending: dict[str, Any]) -> None:
@@ -50,7 +48,7 @@ def _end(reply: ReplyItems, ending: dict[str, Any]) -> None:
     reply.stop_reason = sequence if isinstance(sequence, str) else reply.stop_reason
 
 
-class MessagesAssembler(Assembler):
+class AnthropicMessagesAssembler(StreamAssembler):
     """Gathers the events of one stream; the number of output tokens in it is a running total."""
 
     def __init__(self, _expected: int = 1, _prompt_ids: object = None) -> None:
@@ -75,14 +73,14 @@ class MessagesAssembler(Assembler):
         else:
             self._block(kind, chunk)
 
-    def _reading(self, why: Incomplete | None, error: str | None) -> ParsedReply:
-        return self._reply.reading(why, error)
+    def _parsed(self, why: Incomplete | None, error: str | None) -> ParsedReply:
+        return self._reply.parsed(why, error)
 
     def _block(self, kind: Any, event: dict[str, Any]) -> None:
-        place = event["index"] if type(event.get("index")) is int else 0
+        position = event["index"] if type(event.get("index")) is int else 0
         block, delta = event.get("content_block"), event.get("delta")
         if kind == "content_block_start" and isinstance(block, dict):
-            _add_block(self._reply, place, block)
+            _add_block(self._reply, position, block)
         elif kind == "content_block_delta" and isinstance(delta, dict):
-            _add_block(self._reply, place, {**delta, "type": str(delta.get("type")).removesuffix("_delta")})
-            self._reply.add_arguments(place, delta.get("partial_json"))
+            _add_block(self._reply, position, {**delta, "type": str(delta.get("type")).removesuffix("_delta")})
+            self._reply.add_arguments(position, delta.get("partial_json"))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from rollmill_capture.settings import CaptureSettings, Route
-from rollmill_capture.upstream.client import Upstream, make_client
-from rollmill_capture.upstream.connection_pool import PooledTransport
-from rollmill_capture.upstream.model_routes import Target
+from rollmill_capture.model_config import Route
+from rollmill_capture.settings import CaptureSettings
+from rollmill_capture.upstream.client import Target, Upstream, make_client
+from rollmill_capture.upstream.http_transport import PooledTransport
 
 WAIT = 5.0
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -23,8 +23,8 @@ class Body(httpx.AsyncByteStream):
 
 
 @dataclass
-class Lane(httpx.AsyncBaseTransport):
-    """Counts its calls; fails where it is told to."""
+class FakeConnection(httpx.AsyncBaseTransport):
+    """Counts its calls; raises `failure` where it is set."""
 
     calls: int = 0
     closed: bool = False
@@ -41,67 +41,67 @@ class Lane(httpx.AsyncBaseTransport):
 
 
 @dataclass
-class Lanes:
+class Pool:
     limit: int = 2
     idle_seconds: float = 60.0
-    made: list[Lane] = field(default_factory=list)
+    made: list[FakeConnection] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.transport = PooledTransport(self._make, lanes=self.limit, idle_seconds=self.idle_seconds)
+        self.transport = PooledTransport(self._make, max_connections=self.limit, idle_seconds=self.idle_seconds)
 
-    def _make(self) -> Lane:
-        self.made.append(Lane())
+    def _make(self) -> FakeConnection:
+        self.made.append(FakeConnection())
         return self.made[-1]
 
     async def begin(self, url: str = "http://engine/") -> httpx.Response:
         return await asyncio.wait_for(self.transport.handle_async_request(httpx.Request("GET", url)), WAIT)
 
 
-async def test_a_lane_is_used_again_once_its_body_is_closed() -> None:
-    lanes = Lanes()
+async def test_a_connection_is_used_again_once_its_body_is_closed() -> None:
+    pool = Pool()
     for _ in range(3):
-        await (await lanes.begin()).aclose()
-    assert [lane.calls for lane in lanes.made] == [3]
+        await (await pool.begin()).aclose()
+    assert [connection.calls for connection in pool.made] == [3]
 
 
-async def test_calls_at_once_and_other_hosts_have_lanes_of_their_own() -> None:
-    lanes = Lanes(limit=3)
-    answers = [await lanes.begin(), await lanes.begin(), await lanes.begin("http://other/")]
-    assert [lane.calls for lane in lanes.made] == [1, 1, 1]
+async def test_calls_at_once_and_other_hosts_have_connections_of_their_own() -> None:
+    pool = Pool(limit=3)
+    answers = [await pool.begin(), await pool.begin(), await pool.begin("http://other/")]
+    assert [connection.calls for connection in pool.made] == [1, 1, 1]
     for answer in answers:
         await answer.aclose()
-    await lanes.transport.aclose()
-    assert all(lane.closed for lane in lanes.made)
+    await pool.transport.aclose()
+    assert all(connection.closed for connection in pool.made)
 
 
-async def test_a_call_beyond_the_limit_waits_for_a_lane() -> None:
-    lanes = Lanes(limit=1)
-    first = await lanes.begin()
-    second = asyncio.create_task(lanes.begin())
+async def test_a_call_beyond_the_limit_waits_for_a_connection() -> None:
+    pool = Pool(limit=1)
+    first = await pool.begin()
+    second = asyncio.create_task(pool.begin())
     await asyncio.sleep(0)
     assert not second.done()
     await first.aclose()
     await (await second).aclose()
-    assert [lane.calls for lane in lanes.made] == [2]
+    assert [connection.calls for connection in pool.made] == [2]
 
 
 @pytest.mark.parametrize("failure", [httpx.ReadError("reset"), asyncio.CancelledError()])
-async def test_a_failed_call_leaves_its_lane(failure: BaseException) -> None:
-    lanes = Lanes(limit=1)
-    await (await lanes.begin()).aclose()
-    lanes.made[0].failure = failure
+async def test_a_failed_call_releases_its_connection(failure: BaseException) -> None:
+    pool = Pool(limit=1)
+    await (await pool.begin()).aclose()
+    pool.made[0].failure = failure
     with pytest.raises(type(failure)):
-        await lanes.begin()
-    lanes.made[0].failure = None
-    await (await lanes.begin()).aclose()
+        await pool.begin()
+    pool.made[0].failure = None
+    await (await pool.begin()).aclose()
 
 
-async def test_lanes_that_nobody_needs_any_more_are_closed() -> None:
-    lanes = Lanes(idle_seconds=0.0)
-    both = [await lanes.begin(), await lanes.begin()]
+async def test_connections_that_are_no_longer_needed_are_closed() -> None:
+    pool = Pool(idle_seconds=0.0)
+    both = [await pool.begin(), await pool.begin()]
     for answer in both:
         await answer.aclose()
-    assert [lane.closed for lane in lanes.made] == [True, False]
+    assert [connection.closed for connection in pool.made] == [True, False]
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
-"""SGLang's native route ``/generate``: ids in, ids out, whole and streamed.
+"""SGLang's native route ``/generate``: ids in, ids out, whole and streamed. Pure.
 
 The prompt's ids are in the request alone. Streams are cumulative by default and disjoint by a server's flag. The
-running ``completion_tokens``, cumulative in both, tells which one it is, for ids and for log-probs each on its own,
-because some builds mix the two.
+running ``completion_tokens``, cumulative in both, shows which one it is, for ids and for log-probs separately, because
+some builds mix the two.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ import numpy as np
 import orjson
 
 from rollmill_capture.upstream.formats.chat import UNSET_VERSION
-from rollmill_capture.upstream.formats.logprobs import as_ids, logprob_of
-from rollmill_capture.upstream.formats.parsed_reply import Ids, Incomplete, ParsedChoice, ParsedReply
-from rollmill_capture.upstream.formats.stream import Assembler
+from rollmill_capture.upstream.formats.parsed_reply import (
+    Ids,
+    Incomplete,
+    ParsedChoice,
+    ParsedReply,
+    StreamAssembler,
+    as_ids,
+    logprob_of,
+)
 
 
-def read_body(body: Any, prompt_ids: Ids | None = None) -> ParsedReply:
-    """What a whole answer says: one object, or a list of them where several samples were asked for."""
-    assembler = GenerateAssembler(len(body) if isinstance(body, list) else 1, prompt_ids)
+def parse_body(body: Any, prompt_ids: Ids | None = None) -> ParsedReply:
+    """The reply in a whole body: one object, or a list of them where several samples were requested."""
+    assembler = SglangGenerateAssembler(len(body) if isinstance(body, list) else 1, prompt_ids)
     pieces = body if isinstance(body, list) else [body]
     for position, piece in enumerate(pieces):
         assembler.add({"index": position, **piece} if isinstance(piece, dict) else piece)
-    return assembler.reading()
+    return assembler.parsed()
 
 
-class GenerateAssembler(Assembler):
+class SglangGenerateAssembler(StreamAssembler):
     """Gathers the chunks of one stream; the whole answer is a stream of one chunk per sample."""
 
     def __init__(self, expected: int = 1, prompt_ids: Ids | None = None) -> None:
@@ -56,10 +62,10 @@ class GenerateAssembler(Assembler):
         ends = [sample.finish_reason is not None for sample in self._samples.values()]
         return len(ends) >= self._expected and all(ends)
 
-    def _reading(self, why: Incomplete | None, error: str | None) -> ParsedReply:
+    def _parsed(self, why: Incomplete | None, error: str | None) -> ParsedReply:
         samples = [sample for _, sample in sorted(self._samples.items())]
         return ParsedReply(
-            choices=tuple(sample.reading() for sample in samples),
+            choices=tuple(sample.parsed() for sample in samples),
             prompt_ids=self._prompt_ids,
             usage=_usage(samples),
             weight_versions=tuple(self._versions),
@@ -84,7 +90,7 @@ class _Joined:
     """Every piece so far could be read in one of the two ways."""
 
     def add(self, piece: list[Any], total: int | None) -> bool:
-        """Take in a piece, when ``total`` tokens are sampled in all. True: it replaced what was there."""
+        """Take in a piece, when ``total`` tokens are sampled in all. True: it replaced the items before."""
         before = self.items or []
         if total is None:
             total = len(piece) if before and piece[: len(before)] == before else len(before) + len(piece)
@@ -129,7 +135,7 @@ class _Sample:
             matched = reason.get("matched")
             self.stop_reason = matched if isinstance(matched, (int, str)) else None
 
-    def reading(self) -> ParsedChoice:
+    def parsed(self) -> ParsedChoice:
         pairs = self._pairs()
         ids = [pair[1] for pair in pairs] if self.ids.items is None and pairs else self.ids.items
         token_ids = as_ids(ids) if self.ids.whole else None
@@ -150,12 +156,12 @@ class _Sample:
 
 
 def _logprobs(ids: Ids | None, pairs: list[list[Any]] | None) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-    """The log-probs of the pairs; unknown where a pair speaks of another token than the one at its place."""
+    """The log-probs of the pairs; unknown where a pair is about another token than the one at its position."""
     if pairs is None or ids is None:
         return None
     known = ids.tolist()
     values = [
-        logprob_of(pair[0]) if place >= len(known) or pair[1] == known[place] else math.nan
-        for place, pair in enumerate(pairs)
+        logprob_of(pair[0]) if position >= len(known) or pair[1] == known[position] else math.nan
+        for position, pair in enumerate(pairs)
     ]
     return np.array(values, dtype=np.float32)

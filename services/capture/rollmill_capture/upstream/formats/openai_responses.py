@@ -1,4 +1,4 @@
-"""OpenAI Responses as an upstream speaks them itself: no ids, so recorded and never trained.
+"""OpenAI Responses from an upstream that serves this API itself: no ids, so recorded and never trained. Pure.
 
 Text appears three times in a stream (deltas, ``*.done``, the last event's response): the last one counts, and the
 deltas where a stream has no end.
@@ -8,31 +8,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollmill_capture.upstream.formats.chat import error_of
-from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ParsedReply
+from rollmill_capture.upstream.formats.parsed_reply import Incomplete, ParsedReply, StreamAssembler, error_of
 from rollmill_capture.upstream.formats.reply_items import ReplyItems
-from rollmill_capture.upstream.formats.stream import Assembler
 
 ENDS = {"response.completed", "response.incomplete"}
 FINISH = {"max_output_tokens": "length"}
-"""Why a response is incomplete, in the words of chat completions."""
+"""Reason of an incomplete response to the finish reason of chat completions."""
 
 
-def read_body(body: Any, _prompt_ids: object = None) -> ParsedReply:
-    """What a whole answer says."""
+def parse_body(body: Any, _prompt_ids: object = None) -> ParsedReply:
+    """The reply in a whole body."""
     error = error_of(body)
     if error is not None:
         return ParsedReply(incomplete="error_frame", error=error)
     if not isinstance(body, dict) or not isinstance(body.get("output"), list):
         return ParsedReply(incomplete="no_choices")
-    return _whole(body).reading(None)
+    return _gather_items(body).parsed(None)
 
 
-def _whole(body: dict[str, Any]) -> ReplyItems:
+def _gather_items(body: dict[str, Any]) -> ReplyItems:
     reply = ReplyItems(model=body.get("model") if isinstance(body.get("model"), str) else None)
-    for place, item in enumerate(body.get("output") or ()):
+    for position, item in enumerate(body.get("output") or ()):
         if isinstance(item, dict):
-            _add_item(reply, place, item)
+            _add_item(reply, position, item)
     reply.add_usage(body.get("usage"))
     details = body.get("incomplete_details")
     reason = details.get("reason") if isinstance(details, dict) else None
@@ -40,10 +38,10 @@ def _whole(body: dict[str, Any]) -> ReplyItems:
     return reply
 
 
-def _add_item(reply: ReplyItems, place: int, item: dict[str, Any]) -> None:
+def _add_item(reply: ReplyItems, position: int, item: dict[str, Any]) -> None:
     kind = item.get("type")
     if kind == "function_call":
-        reply.begin_call(place, item.get("call_id"), item.get("name"), str(item.get("arguments") or ""))
+        reply.begin_call(position, item.get("call_id"), item.get("name"), str(item.get("arguments") or ""))
         return
     texts = [part["text"] for part in item.get("content") or () if isinstance(part, dict) and "text" in part]
     if kind == "message":
@@ -52,7 +50,7 @@ def _add_item(reply: ReplyItems, place: int, item: dict[str, Any]) -> None:
         reply.reasoning += texts
 
 
-class ResponsesAssembler(Assembler):
+class OpenAiResponsesAssembler(StreamAssembler):
     """Gathers the events of one stream."""
 
     def __init__(self, _expected: int = 1, _prompt_ids: object = None) -> None:
@@ -73,21 +71,21 @@ class ResponsesAssembler(Assembler):
     def _add(self, chunk: dict[str, Any]) -> None:
         kind, response = chunk.get("type"), chunk.get("response")
         if kind in ENDS and isinstance(response, dict):
-            self._reply, self.over = _whole(response), True
+            self._reply, self.over = _gather_items(response), True
         else:
             self._piece(str(kind), chunk)
 
-    def _reading(self, why: Incomplete | None, error: str | None) -> ParsedReply:
-        return self._reply.reading(why, error)
+    def _parsed(self, why: Incomplete | None, error: str | None) -> ParsedReply:
+        return self._reply.parsed(why, error)
 
     def _piece(self, kind: str, event: dict[str, Any]) -> None:
-        place, item = event.get("output_index"), event.get("item")
-        place = place if type(place) is int else 0
+        position, item = event.get("output_index"), event.get("item")
+        position = position if type(position) is int else 0
         if kind == "response.output_text.delta":
             self._reply.texts.append(str(event.get("delta") or ""))
         elif kind == "response.reasoning_text.delta":
             self._reply.reasoning.append(str(event.get("delta") or ""))
         elif kind == "response.function_call_arguments.delta":
-            self._reply.add_arguments(place, event.get("delta"))
+            self._reply.add_arguments(position, event.get("delta"))
         elif kind == "response.output_item.added" and isinstance(item, dict) and item.get("type") == "function_call":
-            self._reply.begin_call(place, item.get("call_id"), item.get("name"))
+            self._reply.begin_call(position, item.get("call_id"), item.get("name"))

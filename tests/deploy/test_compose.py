@@ -209,8 +209,8 @@ def test_memory_of_sessions_fits(services: dict[str, Service], read_settings: Re
 
 def test_the_key_of_the_first_start_opens_capture() -> None:
     keys = accepted_keys(CaptureSettings(host="0.0.0.0", api_keys_file=ROOT / "deploy" / "keys.json"))
-    assert keys.tenant("rollmill") == "local"
-    assert keys.tenant("another") is None
+    assert keys.tenant_of("rollmill") == "local"
+    assert keys.tenant_of("another") is None
 
 
 def test_kafka_is_set_up_as_the_embedded_one(services: dict[str, Service]) -> None:

@@ -18,6 +18,7 @@ from rollmill.runtime.supervisor import DRAIN_ORDER
 from rollmill.settings import KafkaSettings, ServiceSettings
 from rollmill.topics import REGISTRY
 from rollmill_builder.settings import BuilderSettings
+from rollmill_capture.http.requests import accepted_keys
 from rollmill_capture.settings import CaptureSettings
 
 ROOT = Path(__file__).parents[2]
@@ -207,9 +208,9 @@ def test_memory_of_sessions_fits(services: dict[str, Service], read_settings: Re
 
 
 def test_the_key_of_the_first_start_opens_capture() -> None:
-    keys = CaptureSettings(host="0.0.0.0", api_keys_file=ROOT / "deploy" / "keys.json").keys
-    assert keys.tenant("rollmill") == "local"
-    assert keys.tenant("another") is None
+    keys = accepted_keys(CaptureSettings(host="0.0.0.0", api_keys_file=ROOT / "deploy" / "keys.json"))
+    assert keys.tenant_of("rollmill") == "local"
+    assert keys.tenant_of("another") is None
 
 
 def test_kafka_is_set_up_as_the_embedded_one(services: dict[str, Service]) -> None:

@@ -158,10 +158,10 @@ class CallHandler:
             return incomplete(parsed, error, not_continued=True)
         if self._relay is None:
             return self._read_body(await response.aread())
-        like = self._relay.aborted or {}
+        stream = ContinuedStream(
+            response.aiter_bytes(), self._relay.aborted or {}, parsed.sampled_tokens, self._continuation.text_parser
+        )
         self._relay.start_next_part()
-        text_parser = self._continuation.text_parser
-        stream = ContinuedStream(response.aiter_bytes(), like, parsed.sampled_tokens, text_parser)
         return await self._read_stream(stream, self._relay)
 
     def _read_body(self, raw: bytes) -> CallReply | None:
@@ -243,12 +243,12 @@ class CallHandler:
 
     def _with_part_versions(self, reply: CallReply) -> CallReply:
         """With the version of each part, where there are several."""
-        parts = self._continuation.parts
-        if not parts:
+        continuation, result = self._continuation, reply.result
+        if not continuation.parts:
             return reply
-        self._continuation.end_part(self._call.target.route, self._version, reply.result.parsed)
-        metadata = {**reply.result.metadata, "parts": len(parts)}
-        return replace(reply, result=replace(reply.result, versions=self._continuation.versions, metadata=metadata))
+        continuation.end_part(self._call.target.route, self._version, result.parsed)
+        metadata = {**result.metadata, "parts": len(continuation.parts)}
+        return replace(reply, result=replace(result, versions=continuation.versions, metadata=metadata))
 
     async def _with_prompt_ids(self, reply: CallReply) -> CallReply:
         """With the prompt's ids, where the engine has them on a route of its own alone (llama.cpp).
@@ -289,13 +289,10 @@ class CallHandler:
         await self._response.reply(ApiError(503, str(error), retry=True, retry_after=error.retry_after))
 
     async def _reply_unrecorded(self, reply: CallReply, error: Exception) -> None:
-        """A reply must not look whole that the log does not have; an error may be passed on all the same."""
+        """A reply that the log does not have must not look whole; an error may be passed on all the same."""
         self._log_unrecorded(error)
-        if reply.result.status is CallStatus.OK:
-            message = f"the reply was not recorded, so it is withheld: {error}"
-            await self._response.reply(ApiError(BAD_GATEWAY, message, retry=True))
-        else:
-            await self._response.reply(reply.reply)
+        withheld = ApiError(BAD_GATEWAY, f"the reply was not recorded, so it is withheld: {error}", retry=True)
+        await self._response.reply(withheld if reply.result.status is CallStatus.OK else reply.reply)
 
     def _log_unrecorded(self, error: Exception) -> None:
         call = self._call

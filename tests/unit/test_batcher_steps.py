@@ -1,4 +1,4 @@
-"""What a step is made of: order, budgets, credit, refills, indices, extras, and the bug-log's accounting rows."""
+"""What a step is made of: order, budgets, credit, refills, indices, extras, and what the field's bug reports say of accounting."""
 
 from __future__ import annotations
 

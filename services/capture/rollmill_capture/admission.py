@@ -1,6 +1,6 @@
 """Admission from staleness: how many rollouts may be under way, so that none is too old when it is trained. Pure.
 
-Decided only when a session opens, for whole groups (rule A11). The formula is AReaL's (trainer-formats, section 3):
+Decided only when a session opens, for whole groups (rule A11). The formula is AReaL's:
 
     capacity = min(max_concurrent - running, (max_staleness + version + 1) * per_version - (accepted + running))
 

@@ -1,4 +1,4 @@
-"""What a step is made of: order, budgets, credit, refills, indices, extras, and what the field's bug reports say of accounting."""
+"""What a step is made of: order, budgets, credit, refills, indices and extras."""
 
 from __future__ import annotations
 

@@ -270,9 +270,7 @@ class CallHandler:
         request = self._call.request
         if self._relay is not None:
             return self._relay.reading()
-        return (
-            ParsedReply() if self._body is None else request.upstream_format.parse_body(self._body, request.prompt_ids)
-        )
+        return request.upstream_format.parse_body(self._body, request.prompt_ids) if self._body else ParsedReply()
 
     async def _record_disconnect(self) -> None:
         """The client has left, and the call upstream is cancelled: keep what was sampled until then."""

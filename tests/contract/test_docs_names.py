@@ -234,3 +234,25 @@ def test_a_link_that_leads_nowhere_is_found() -> None:
     assert leads_somewhere("README.md", "docs/rules.md#t4")
     assert not leads_somewhere("README.md", "docs/rules.md#no-rule")
     assert not leads_somewhere("README.md", "docs/nothing.md")
+
+
+# ---- tables -------------------------------------------------------------------------------------------------------
+
+
+def uneven_rows(name: str) -> list[str]:
+    """Rows with another number of cells than the first row of their table: a pipe too many or too few."""
+    uneven, cells = [], 0
+    for line in prose(name).splitlines():
+        if not line.startswith("|"):
+            cells = 0
+            continue
+        found = len(re.findall(r"(?<!\\)\|", CODE.sub("", line)))
+        cells = cells or found
+        if found != cells:
+            uneven.append(line)
+    return uneven
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_rows_of_a_table_have_equally_many_cells(name: str) -> None:
+    assert uneven_rows(name) == []

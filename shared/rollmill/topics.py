@@ -250,7 +250,7 @@ def changelog(stage: str, partitioning: Partitioning) -> Topic:
         8 * MIB,
         (stage,),
         (stage, "ledger"),
-        f"deltas of the {stage}'s state",
+        f"updates of the {stage}'s state",
         COMPACTED,
     )
 

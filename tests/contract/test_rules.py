@@ -12,7 +12,7 @@ RULE = r"[A-Z]\d{1,2}"
 CITATION = re.compile(rf"\brules?\s+({RULE}(?:(?:,|;| and| to| or)\s+{RULE})*)|rules\.md#([a-z]\d{{1,2}})")
 PROSE = {".py", ".md", ".yaml", ".yml", ".tpl", ".toml", ".sh", ".json", ""}
 ELSEWHERE = re.compile(
-    r"\bRULES\b|DESIGN promise|field-notes|trainer-formats|bug-log|polar-semantics|peers\.md|ecosystem\.md"
+    r"\bRUL[E]S\b|DESIGN [p]romise|field-notes|trainer-formats|bug-log|polar-semantics|peers\.md|ecosystem\.md"
 )
 """Names of documents that are not in this repository."""
 

@@ -69,7 +69,7 @@ def read_open_request(body: dict[str, Any]) -> OpenRequest:
     _refuse_unknown(body, fields)
     try:
         return OpenRequest(
-            spec=SessionSpec.model_validate({key: body[key] for key in body if key not in _NOT_IN_SPEC}),
+            spec=SessionSpec.validate_strictly({key: body[key] for key in body if key not in _NOT_IN_SPEC}),
             session_id=_optional(Identifier, body.get("session_id"), "session_id"),
             attempt=_optional(PositiveInt, body.get("attempt"), "attempt") or 1,
         )

@@ -13,7 +13,7 @@ import jsonschema
 import msgpack
 import orjson
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from rollmill.cli.generate.schemas import event_models
 from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, decode, encode
@@ -61,6 +61,7 @@ from rollmill_batcher.steps.advantages import Grpo
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 from rollmill_builder.sessions.session_state import OpenSession
 from rollmill_builder.stage import BuilderStage
+from rollmill_builder.storage.call_parts import call_digest, content_digest
 from rollmill_capture.http.rewards import RewardRequest
 from rollmill_capture.http.session_requests import read_close_request, read_open_request
 from rollmill_evaluator.evaluators.composite import CompositeEvaluator
@@ -192,6 +193,46 @@ def test_nt05_the_builder_keeps_the_fields_of_calls_and_of_the_session() -> None
     restart_on_grown_changelog(task)
     task.feed(COMPLETIONS, SESSION[1], key="s1")
     assert task.counts["duplicates"] == 3, "the marker of the closed session was restored"
+
+
+def test_nt05_a_field_added_to_a_call_leaves_its_digest_as_release_0_1_0_has_it_in_its_state() -> None:
+    """A field that is not used must not make a call that is sent again another one: leave it out by ``exclude_if``."""
+    fields = {
+        "session_id": "s1",
+        "completion_id": "c1",
+        "started_at": 1.0,
+        "ended_at": 2.0,
+        "model": "toy",
+        "policy": {"before": [0, 3], "after": [0, 4]},
+        "sampling": {"temperature": 0.7},
+        "prompt_ids": [1, 2, 3],
+        "choices": [
+            {
+                "token_ids": [4, 5],
+                "logprobs": [-0.5, -0.25],
+                "versions": [[[0, 3], 2]],
+                "message": {"role": "assistant", "content": "x"},
+                "finish_reason": "stop",
+            }
+        ],
+        "request": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.7},
+        "metadata": {"k": [1]},
+    }
+    record = CompletionRecord.model_validate(fields)
+    assert call_digest(record)[0].hex() == "8ef66fe8adf7f1cc431ce2aecdb88beb"
+    assert call_digest(grown(record))[0].hex() == "8ef66fe8adf7f1cc431ce2aecdb88beb"
+
+
+def test_a_field_that_is_absent_while_unused_changes_neither_encoding_nor_digest() -> None:
+    class Later(SessionClosed):
+        note: str | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    before, later = SessionClosed(session_id="s1"), Later(session_id="s1")
+    assert encode(later) == encode(before)
+    assert content_digest(later) == content_digest(before)
+    noted = Later(session_id="s1", note="new")
+    assert content_digest(noted) != content_digest(before)
+    assert decode(SessionClosed, encode(noted)).model_extra == {"note": "new"}
 
 
 def merger_task() -> MemoryTask[Any]:

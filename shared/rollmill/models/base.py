@@ -36,7 +36,7 @@ class Record(BaseModel):
     """Base of all models that travel over Kafka.
 
     ``model_validate`` and `rollmill.codec.decode` keep unknown fields in ``model_extra``, at every depth, and every
-    copy and encoding has them (bytes are base64 in JSON). The constructor refuses unknown names.
+    copy and encoding has them (rule C7; bytes are base64 in JSON). The constructor refuses unknown names.
 
     Equality compares array fields element by element, and unknown fields, too. Records are not hashable: they hold
     arrays.

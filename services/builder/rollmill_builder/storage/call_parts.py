@@ -201,10 +201,10 @@ def id_hash(completion_id: str) -> bytes:
 
 
 def content_digest(record: Record) -> bytes:
-    """Digest of what this release knows of a record's content, however it was encoded.
+    """Digest of what this release knows of a record's content, however it was encoded (rule C7).
 
-    Unknown fields do not count: the same record may be sent by an older and by a newer client. Raises
-    PoisonRecordError ``invalid``.
+    Neither unknown fields count nor what an encoding leaves out: an older and a newer client may send the same record.
+    Raises PoisonRecordError ``invalid``.
     """
     with _json_errors_as_poison():
         return hashlib.blake2b(_canonical(record), digest_size=16).digest()
@@ -231,8 +231,12 @@ def _json_errors_as_poison() -> Iterator[None]:
 def _canonical(value: Any) -> bytes:
     if isinstance(value, Record):
         orjson.dumps(value.model_extra, default=_text_of_bytes)  # refuses what JSON cannot represent
-        known = ((name, getattr(value, name)) for name in type(value).model_fields)
-        return b"".join(_length_prefixed(name.encode(), _canonical(item)) for name, item in known)
+        known = ((name, info, getattr(value, name)) for name, info in type(value).model_fields.items())
+        return b"".join(
+            _length_prefixed(name.encode(), _canonical(item))
+            for name, info, item in known
+            if info.exclude_if is None or not info.exclude_if(item)
+        )
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, bytes):

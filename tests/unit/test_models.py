@@ -65,7 +65,6 @@ def trace(**changes: Any) -> Trace:
         ({"versions": [[[0, 3], 2]]}, "versions cover 2 tokens of 3"),
         ({"reward": float("inf")}, "finite"),
         ({"reward": True}, "bool"),
-        ({"surprise": 1}, "Extra inputs"),
     ],
 )
 def test_a_trace_refuses_what_would_train_wrongly(changes: dict[str, Any], complaint: str) -> None:

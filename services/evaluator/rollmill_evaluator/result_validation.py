@@ -19,7 +19,7 @@ def validated_result(result: object) -> EvalResult:
     if not isinstance(result, EvalResult):
         raise InvalidResultError(f"an EvalResult is expected, not {type(result).__name__}")
     try:
-        return EvalResult.model_validate({name: getattr(result, name) for name in EvalResult.model_fields})
+        return EvalResult.validate_strictly(dict(result))
     except ValidationError as error:
         raise InvalidResultError(str(error)) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollmill.models.base import EventTime, Identifier, NonNegativeInt, PositiveInt, Record
 from rollmill.models.specs import SessionSpec
@@ -31,6 +31,14 @@ class SessionEntry(Record):
     """SHA-256 (hex) of the session's API key; None where the session id is the key."""
     closing: str | None = None
     """SHA-256 (hex) of what the session was closed with, so that a repeated close can be recognised; None: open."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_type(cls, data: object) -> object:
+        """The other records of the topic have a type: one of a type that is not known here is no session."""
+        if isinstance(data, dict) and "type" in data:
+            raise ValueError(f"the type {str(data['type'])[:40]!r} is not known")
+        return data
 
 
 class PauseMode(StrEnum):

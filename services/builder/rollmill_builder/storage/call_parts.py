@@ -164,7 +164,7 @@ def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _changed(fields: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value != default[name]}
+    return {name: value for name, value in fields.items() if name not in default or value != default[name]}
 
 
 def reply_units(
@@ -201,7 +201,11 @@ def id_hash(completion_id: str) -> bytes:
 
 
 def content_digest(record: Record) -> bytes:
-    """Digest of a record's content, however it was encoded. Raises PoisonRecordError ``invalid``."""
+    """Digest of what this release knows of a record's content, however it was encoded (rule C7).
+
+    Neither unknown fields count nor what an encoding leaves out: an older and a newer client may send the same record.
+    Raises PoisonRecordError ``invalid``.
+    """
     with _json_errors_as_poison():
         return hashlib.blake2b(_canonical(record), digest_size=16).digest()
 
@@ -226,7 +230,13 @@ def _json_errors_as_poison() -> Iterator[None]:
 
 def _canonical(value: Any) -> bytes:
     if isinstance(value, Record):
-        return b"".join(_length_prefixed(name.encode(), _canonical(item)) for name, item in value)
+        orjson.dumps(value.model_extra, default=_text_of_bytes)  # refuses what JSON cannot represent
+        known = ((name, info, getattr(value, name)) for name, info in type(value).model_fields.items())
+        return b"".join(
+            _length_prefixed(name.encode(), _canonical(item))
+            for name, info, item in known
+            if info.exclude_if is None or not info.exclude_if(item)
+        )
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, bytes):
@@ -234,6 +244,12 @@ def _canonical(value: Any) -> bytes:
     if isinstance(value, tuple):
         return b"".join(_length_prefixed(b"", _canonical(item)) for item in value)
     return dump_json(value)
+
+
+def _text_of_bytes(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _length_prefixed(name: bytes, content: bytes) -> bytes:

@@ -63,7 +63,7 @@ class RewardApi:
     async def _read(self, request: Request) -> RewardRequest:
         try:
             body = parse_object(await read_body(request, EVALUATIONS.max_bytes - HEADROOM))
-            return RewardRequest.model_validate(_with_full_name(body))
+            return RewardRequest.validate_strictly(_with_full_name(body))
         except ValidationError as error:
             raise ApiError(UNPROCESSABLE, validation_message(error, RewardRequest)) from error
         except InvalidInputError as error:

@@ -75,7 +75,7 @@ class CompositeEvaluator(BaseTrajectoryEvaluator):
     version = "1"
 
     def __init__(self, **config: Any) -> None:
-        self._config = CompositeConfig.model_validate(config)
+        self._config = CompositeConfig.validate_strictly(config)
         self._parts = [(spec, evaluator_registry().create(spec)) for spec in self._config.parts]
         self.resource_class = max(part.resource_class for _, part in self._parts)
 

@@ -28,7 +28,7 @@ class SwebenchHarnessEvaluator(BaseTrajectoryEvaluator):
     resource_class = ResourceClass.SANDBOX
 
     def __init__(self, **config: Any) -> None:
-        self._config = SwebenchHarnessConfig.model_validate(config)
+        self._config = SwebenchHarnessConfig.validate_strictly(config)
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config

@@ -26,7 +26,7 @@ class TestOnOutputEvaluator(BaseTrajectoryEvaluator):
     resource_class = ResourceClass.SANDBOX
 
     def __init__(self, **config: Any) -> None:
-        self._config = TestOnOutputConfig.model_validate(config)
+        self._config = TestOnOutputConfig.validate_strictly(config)
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config

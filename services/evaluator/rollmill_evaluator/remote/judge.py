@@ -31,7 +31,7 @@ class LlmJudgeEvaluator(BaseTrajectoryEvaluator):
     resource_class = ResourceClass.REMOTE
 
     def __init__(self, **config: Any) -> None:
-        self._config = JudgeConfig.model_validate(config)
+        self._config = JudgeConfig.validate_strictly(config)
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config

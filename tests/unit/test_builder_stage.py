@@ -214,12 +214,19 @@ def test_attempts_are_apart() -> None:
 
 
 @pytest.mark.parametrize(("key", "partition"), [("s2", 1), ("s1", 2), ("", 1)])
-def test_a_misplaced_record_is_refused_with_advice(key: str, partition: int) -> None:
-    run = task()
-    run.feed(COMPLETIONS, call(), key=key, partition=partition)
+def test_m3_a_misplaced_record_is_rerouted_once_with_its_bytes(key: str, partition: int) -> None:
+    run, value = task(), encode(call())
+    run.feed(COMPLETIONS, value, key=key, partition=partition, headers=(("who", None),))
+    (sent,) = run.of(COMPLETIONS)
+    assert (sent.key, sent.partition, sent.value) == ("s1", 1, value)
+    assert sent.headers[:2] == (("who", None), ("rerouted", b"%d:0" % partition))
+    assert run.counts == {"completions_rerouted": 1}
+    run.feed(COMPLETIONS, value, key=sent.key, headers=sent.headers)
+    assert run.counts["completions"] == 1
+    run.feed(COMPLETIONS, value, key=key, partition=partition, headers=sent.headers)
     ((_, error),) = run.dead_letters
     assert error.reason == "wrong_partition"
-    assert "murmur2" in error.detail or "session id" in error.detail
+    assert "murmur2" in error.detail
 
 
 def test_an_unknown_strategy_is_refused_and_the_session_goes_on_with_defaults() -> None:

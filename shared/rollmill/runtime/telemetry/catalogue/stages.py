@@ -33,6 +33,7 @@ BUILDER_EVENTS = {
     "sessions_failed": "sessions of which nothing could be built",
     "sessions_unmerged": "sessions with several traces, none of which continues another",
     "completions": "calls accepted",
+    "completions_rerouted": "records with another key or partition than their session's, rerouted",
     "late": "calls that came after their session's end",
     "after_close": "other records that came after their session's end",
     "duplicates": "records that were processed before",

@@ -183,7 +183,7 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
             at=ended.closed_at,
             attempt=ended.attempt,
             digest=blake2b(value, digest_size=16).digest(),
-            known=b"".join(sorted(id_hash(call.record.completion_id) for call in closed.sorted_calls)),
+            known=b"".join(sorted(map(id_hash, closed.calls.completion_ids))),
         )
         expired, sweep = self._sweep(state, ended.closed_at)
         return Outputs(

@@ -72,6 +72,7 @@ BATCHER_EVENTS = {
     "late_for_group": "trajectories that came after their group was closed, refused",
     "announcements": "policy versions read from the topic",
     "announcements_of_others": "the same of other runs and policies, ignored",
+    "announcements_that_skip_epochs": "the same with an epoch beyond the next one, ignored",
     "acknowledged": "acknowledgements of steps by ranks",
     "acknowledgements_of_void_records": "acknowledgements of steps that were laid out anew since",
     "rewound": "returns of a rank to an earlier step",

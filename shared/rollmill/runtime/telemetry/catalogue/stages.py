@@ -119,6 +119,14 @@ ENGINE_METRICS = (
     ),
     _counter("task_failures", "failures", "Failures after which a task was started again.", STAGES, _TASK, family=None),
     _counter(
+        "tasks_stopped",
+        "tasks",
+        "Tasks that stopped over their limit of dead letters while others of the process go on.",
+        STAGES,
+        _TASK,
+        family=None,
+    ),
+    _counter(
         "dead_letters",
         "records",
         "Records that became dead letters, by reason.",

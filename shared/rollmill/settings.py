@@ -118,7 +118,8 @@ class ServiceSettings(KafkaSettings):
     drain_seconds: float = Field(default=30.0, gt=0)
     """How long a stopping service may take to finish what is in hand; below the pod's grace period."""
     dead_letter_limit: PositiveInt = 100
-    """Dead letters in hand before a task stops: a bad deploy must not drain the topic."""
+    """Dead letters in hand by faults of the service, of distinct keys, before a task stops: a bad deploy must not drain
+    the topic. What clients cause is not counted."""
     dead_letter_leak: PositiveInt = 100
     """Good records that forgive one dead letter."""
     health_host: str = "127.0.0.1"

@@ -252,7 +252,10 @@ class JsonText:
     @staticmethod
     def validate(value: object) -> bytes:
         if isinstance(value, (dict, list, tuple)):
-            return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+            try:
+                return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+            except TypeError as error:
+                raise ValueError(f"it holds what JSON cannot represent: {error}") from error
         if isinstance(value, bytes) and value[:1] in (b"{", b"["):
             return value
         raise ValueError("a JSON object or array, or the bytes of one, is expected")

@@ -62,7 +62,7 @@ def incremental_build(
     return build
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """Type and text of an error, without memory addresses: the same session gives the same bytes (rule E3)."""
     return re.sub(r"0x[0-9a-fA-F]+", "0x", f"{type(error).__name__}: {error}")[:MAX_ERROR]
 

@@ -137,9 +137,9 @@ def _message_of_response(index: int, response: bytes) -> Message | None:
 def pack_rest(record: CompletionRecord) -> bytes:
     """A record without its sequences, its id, and the fields that have their default values."""
     default, default_choice = _defaults()
-    data = _changed(record.model_dump(mode="python", exclude=SEQUENCE_FIELDS), default)
-    data["choices"] = [_changed(choice, default_choice) for choice in data.get("choices", ())]
-    packed: bytes = msgpack.packb(data)
+    whole = record.model_dump(mode="python", exclude=SEQUENCE_FIELDS)
+    choices = [_changed(choice, default_choice) for choice in whole["choices"]]
+    packed: bytes = msgpack.packb({**_changed(whole, default), "choices": choices})
     return packed
 
 
@@ -149,6 +149,9 @@ def unpack_rest(rest: bytes, identity: Mapping[str, Any], tails: Tails) -> Compl
     ``identity``: session, attempt and completion id. ``tails``: packed ids and texts of the replies.
     """
     data = msgpack.unpackb(rest)
+    replies, _ = tails
+    # Earlier releases left out the only choice of a record where it had nothing but default values.
+    data["choices"] = data["choices"] or [{} for _ in replies]
     for choice, reply, text in zip(data["choices"], *tails, strict=True):
         choice["token_ids"] = reply
         choice["message"] = None if text is None else text[: -len(SEPARATOR)]

@@ -22,11 +22,12 @@ from rollmill_batcher.groups.config import BatcherConfig, Learning
 from rollmill_batcher.stage import BatcherStage
 from rollmill_batcher.steps.advantages import Grpo
 from rollmill_builder.stage import BuilderStage
-from tests.fuzz.capture_rig import TENANTS, FuzzRequest, bearer
+from tests.fuzz.capture_rig import ADMIN, TENANTS, FuzzRequest, bearer
 from tests.fuzz.records import content_type, fault_of
 from tests.fuzz.stages import StageRun, Stream
 
 COUNTED = b'{"model": [], "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}'
+NESTED = b'{"messages": [{"role": "user", "content": ' + b"[" * 300 + b"]" * 300 + b"}]}"
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,14 @@ HTTP: tuple[KnownHttpFinding, ...] = (
         lambda request, fault: "unhashable type" in fault and "count_tokens" in request.path,
     ),
     KnownHttpFinding(
-        "a query that is not UTF-8",
-        FuzzRequest("POST", "/sessions/s1/v1/chat/completions", b"\xff", bearer(TENANTS["a"]), b"{}"),
-        lambda request, fault: "UnicodeDecodeError" in fault and not request.query.isascii(),
+        "JSON that is nested deeper than it can be written again",
+        FuzzRequest("POST", "/sessions/s1/v1/chat/completions", b"", bearer(TENANTS["a"]), NESTED),
+        lambda _, fault: fault == "TypeError: Recursion limit reached",
+    ),
+    KnownHttpFinding(
+        "a policy's name that ends with a newline",
+        FuzzRequest("POST", "/admin/policies/policy\n/resume", b"", bearer(ADMIN), b"{}"),
+        lambda request, fault: fault.startswith("ValidationError") and "\n" in request.path,
     ),
 )
 
@@ -109,6 +115,6 @@ RECORDS: tuple[KnownRecordFinding, ...] = (
     KnownRecordFinding(
         "a reward that is no number",
         _reward_of_another_type,
-        lambda fault: fault.startswith("TypeError in trajectory.py:outcome_reward"),
+        lambda fault: "Error in trajectory.py:outcome_reward: " in fault,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import time
 from collections.abc import Mapping
@@ -21,7 +22,6 @@ from rollmill.testing.tables import CaughtUp
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.http.application import CaptureParts, assemble
-from rollmill_capture.http.requests import digest_of
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 
@@ -170,11 +170,15 @@ def bearer(key: str | None) -> dict[str, str]:
     return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
 def _settings() -> CaptureSettings:
     return CaptureSettings(
         host="0.0.0.0",
-        api_keys={tenant: digest_of(key) for tenant, key in TENANTS.items()},
-        admin_key_sha256=digest_of(ADMIN),
+        api_keys={tenant: _digest(key) for tenant, key in TENANTS.items()},
+        admin_key_sha256=_digest(ADMIN),
         upstream="http://engine/v1",
         close_seconds=0.2,
         lookup_seconds=0.2,

@@ -184,7 +184,7 @@ QUERIES: Final = (
     b"%ff=%00",
     b"a=" + b"b" * 4_000,
     b"&&==&",
-    b"\xff",
+    b"%ff",
 )
 
 

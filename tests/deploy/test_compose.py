@@ -178,6 +178,12 @@ def test_only_this_machine_is_let_in(services: dict[str, Service]) -> None:
     assert len({port.split(":")[1] for port in ports}) == len(ports)
 
 
+def test_metrics_and_health_are_not_published(services: dict[str, Service]) -> None:
+    inside = {port.split(":")[2] for service in services.values() for port in service.get("ports", [])}
+    assert not {environment(services[name])["ROLLMILL_HEALTH_PORT"] for name in DRAIN_ORDER} & inside
+    assert ServiceSettings.model_fields["health_host"].default == "127.0.0.1"
+
+
 def test_volumes_and_files_are_there(compose: dict[str, Any], services: dict[str, Service]) -> None:
     used = set()
     for name, service in services.items():

@@ -18,7 +18,7 @@ from rollmill.runtime.supervisor import DRAIN_ORDER
 from rollmill.settings import KafkaSettings, ServiceSettings
 from rollmill.topics import REGISTRY
 from rollmill_builder.settings import BuilderSettings
-from rollmill_capture.http.requests import accepted_keys
+from rollmill_capture.http.keys import accepted_keys
 from rollmill_capture.settings import CaptureSettings
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from typing import Self
 from pydantic import Field, PositiveInt, SecretStr, TypeAdapter, field_validator, model_validator
 
 from rollmill.errors import ConfigurationError
+from rollmill.models import LARGEST_REWARD
 from rollmill.settings import ServiceSettings
 from rollmill_capture.admission import AdmissionLimits
 from rollmill_capture.model_config import Route
@@ -26,6 +27,23 @@ class CaptureSettings(ServiceSettings):
     """The same as a file of JSON, read at start; its tenants win."""
     admin_key_sha256: str | None = Field(default=None, pattern=DIGEST)
     """SHA-256 (hex) of the key for ``/admin``; None: where keys are required, ``/admin`` is closed."""
+    unprefixed_tenant: str | None = None
+    """The tenant whose ids of sessions and groups are recorded as it sends them; those of the others get a prefix, so
+    that no two tenants share one (rule S6). None: the only tenant, and with several none of them."""
+    token_may_close: bool = True
+    """Whether a session's own key closes it, without a reward and an output. Agents have that key; harnesses that are
+    not given the tenant's close with it."""
+    max_reward: float = Field(default=1e6, gt=0, le=LARGEST_REWARD)
+    """Largest magnitude of a reward; beyond it 422: one out of all proportion decides the advantages of a group."""
+    session_rewards: PositiveInt | None = None
+    """Rewards of one attempt of a session, counted at each replica. None: 256, as many as the reward-merger takes."""
+    tenant_open_sessions: PositiveInt | None = None
+    """Open sessions of one tenant; one more is answered with 429. None: no limit."""
+    tenant_spec_bytes: PositiveInt | None = None
+    """Bytes of the specs of one tenant's sessions, closed ones too while they are known: every replica holds them in
+    memory. None: no limit."""
+    tenant_calls: PositiveInt | None = None
+    """Calls in flight of one tenant at each replica. None: no limit."""
     public_url: str | None = None
     """What agents reach capture by; None: from ``host`` and ``port``."""
     upstream: str = "http://127.0.0.1:8000"
@@ -104,6 +122,15 @@ class CaptureSettings(ServiceSettings):
             raise ValueError(
                 f"host {self.host!r} can be reached by other machines, so keys are needed: set ROLLMILL_API_KEYS to "
                 """'{"tenant": "SHA-256 of its key"}' (`printf %s "$KEY" | sha256sum`), or bind 127.0.0.1"""
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _unprefixed_is_known(self) -> Self:
+        known = {*self.key_digests}
+        if self.unprefixed_tenant is not None and self.unprefixed_tenant not in known:
+            raise ValueError(
+                f"unprefixed_tenant {self.unprefixed_tenant!r} has no key; those with one: {sorted(known)}"
             )
         return self
 

@@ -19,7 +19,7 @@ from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import InFlight, SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.http.application import CaptureParts, assemble
-from rollmill_capture.http.requests import digest_of
+from rollmill_capture.http.keys import digest_of
 from rollmill_capture.http.session_requests import read_close_request
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream

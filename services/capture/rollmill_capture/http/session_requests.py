@@ -89,6 +89,15 @@ def read_close_request(body: dict[str, Any]) -> CloseRequest:
     return CloseRequest(fields, _optional(PositiveInt, body.get("attempt"), "attempt"))
 
 
+def refuse_large_rewards(rewards: Iterable[float | None], limit: float) -> None:
+    """Raises InvalidInputError. One reward out of all proportion would decide the advantages of its whole group."""
+    largest = max((abs(reward) for reward in rewards if reward is not None), default=0.0)
+    if largest > limit:
+        raise InvalidInputError(
+            f"a reward of magnitude {largest:g} is above {limit:g}: scale it, or raise ROLLMILL_MAX_REWARD"
+        )
+
+
 def _optional(kind: Any, value: object, name: str) -> Any:
     if value is None:
         return None

@@ -26,5 +26,5 @@ class ReplayGrader:
 
 
 def replay_grader(settings: EvaluatorSettings) -> ReplayGrader:
-    grader = Grader(evaluator_registry(), settings.limits, SystemClock())
+    grader = Grader(evaluator_registry(), settings.limits, SystemClock(), maxima=settings.spec_maxima)
     return ReplayGrader(grader, settings.evaluator_concurrency)

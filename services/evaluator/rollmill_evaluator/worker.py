@@ -35,7 +35,9 @@ async def work(context: ServiceContext) -> None:
     settings = context.settings
     if not isinstance(settings, EvaluatorSettings):
         raise ConfigurationError(f"the evaluator needs EvaluatorSettings, not {type(settings).__name__}")
-    grader = Grader(evaluator_registry(), settings.limits, context.clock, evaluation_context(settings))
+    grader = Grader(
+        evaluator_registry(), settings.limits, context.clock, evaluation_context(settings), settings.spec_maxima
+    )
     begin_counting(context.metrics, settings)
     async with asyncio.TaskGroup() as members:
         for resource_class in settings.resource_classes:

@@ -85,8 +85,8 @@ class SessionApi:
 
     async def close(self, request: Request) -> Response:
         """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
-        closing = await self._read(request, read_close_request, CLOSE_BYTES)
         entry = await self.resolver.owned_session(request, request.path_params["session_id"])
+        closing = await self._read(request, read_close_request, CLOSE_BYTES)
         with self.resolver.in_flight.closing(entry.session_id):
             await self._wait_idle(entry.session_id)
             async with self._lock(entry.session_id):

@@ -93,6 +93,7 @@ def evaluation_context(settings: EvaluatorSettings) -> EvaluationContext:
         containers=container_sandbox(settings.sandboxes),
         sources=settings.evaluator_sources,
         any_url=settings.evaluator_any_url,
+        networks=tuple(map(str, settings.evaluator_networks)),
         services={name: address.revealed for name, address in settings.evaluator_services.items()},
     )
 

@@ -114,6 +114,8 @@ class EvaluationContext:
     """Services outside that configs can name."""
     any_url: bool = True
     """False: configs can name services and no URL of their own."""
+    networks: tuple[str, ...] = ()
+    """Networks beside the public ones, such as ``10.1.0.0/16``, in which such a URL may be."""
 
 
 class BaseTrajectoryEvaluator(ABC):

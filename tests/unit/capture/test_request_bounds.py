@@ -132,6 +132,23 @@ async def test_f16_no_body_is_read_without_a_key(path: str) -> None:
         assert status in {401, 403, 404}
 
 
+MODEL_ROUTES = (
+    *("v1/chat/completions", "v1/completions", "v1/messages", "v1/responses", "v1/messages/count_tokens", "generate"),
+    *("inference/v1/generate", "v1beta/models/m:generateContent", "v1beta/models/m:countTokens"),
+    "v1/models/m:countTokens",
+)
+
+
+@pytest.mark.parametrize("model", [["a"], {"a": 1}, 7, True, [], {}])
+@pytest.mark.parametrize("path", MODEL_ROUTES)
+async def test_f18_a_model_that_is_no_text_fails_nowhere(path: str, model: object) -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a", "text": "a"}
+    body |= {"contents": [{"parts": [{"text": "a"}]}], "max_tokens": 1, "token_ids": [1]}
+    body |= {"generateContentRequest": {"model": model, "contents": [{"parts": [{"text": "a"}]}]}}
+    status, _ = await capture().post(f"/sessions/s1/{path}", orjson.dumps(body))
+    assert status in ({400} if path == "v1/messages/count_tokens" else {200, 400, 422, 502})
+
+
 @asynccontextmanager
 async def listening(**settings: Any) -> AsyncIterator[tuple[str, int]]:
     options = CaptureSettings(port=1, **settings).model_copy(update={"port": 0})

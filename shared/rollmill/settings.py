@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, field_valida
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rollmill.errors import InvalidInputError
+from rollmill.models.spec_maxima import SpecMaxima
 from rollmill.runtime.failpoints import Failpoints
 
 
@@ -46,6 +47,9 @@ class KafkaSettings(BaseSettings):
     the prefix; empty: every value stays in its record, and larger ones are refused (rule C1)."""
     claim_check_bytes: int = Field(default=2**20, ge=2**16)
     """Larger values are stored there, with a reference in their records. Positions and the like stay in the log."""
+    spec_maxima: SpecMaxima = SpecMaxima()
+    """The most that a session's spec may ask for, as JSON of what differs from the defaults; the same for every
+    program: capture refuses to open a session that asks for more, and the evaluator does not grade it."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """Protocol of the broker's listener: SSL is TLS, SASL is with a user's name and password."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"

@@ -62,7 +62,13 @@ class CaptureSettings(ServiceSettings):
     connections: PositiveInt = 4096
     """To upstreams, at once; a waiting rollout holds one."""
     request_bytes: PositiveInt = 64 * 2**20
-    """Largest request body."""
+    """Largest request body, decoded."""
+    reply_bytes: PositiveInt = 64 * 2**20
+    """Largest whole reply of an upstream, decoded; a larger one is an error for the client, and recorded as failed."""
+    header_seconds: float = Field(default=20.0, gt=0)
+    """For the first line and the headers of a request, from its connection's or its own first byte on."""
+    body_seconds: float = Field(default=120.0, gt=0)
+    """For the body of a request."""
     ack_seconds: float = Field(default=15.0, gt=0)
     """For Kafka's acknowledgement of a record where there is no spool; then the client gets an error instead of the
     end of its reply."""

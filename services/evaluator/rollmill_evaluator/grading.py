@@ -6,16 +6,27 @@ import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import orjson
 
+from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, Trajectory, Verdict, dump_json
+from rollmill.models.spec_maxima import SpecMaxima
 from rollmill.runtime.telemetry.clock import Clock
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry
+from rollmill.strategies import (
+    AboveMaximumError,
+    BaseTrajectoryEvaluator,
+    EvaluationContext,
+    StrategyRegistry,
+    require_countable,
+    require_requests_within,
+)
 from rollmill_evaluator.result_validation import EVALUATOR_ERROR, INVALID_RESULT, not_graded_result, validated_result
 from rollmill_evaluator.retrying import Retries
 
 EVALUATOR_TIMEOUT = "evaluator_timeout"
+ABOVE_MAXIMUM = "above_maximum"
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,8 @@ class Grader:
     clock: Clock
     context: EvaluationContext = field(default_factory=lambda: EvaluationContext(deadline_seconds=0.0))
     """What every evaluator may use; the deadline is set for each."""
+    maxima: SpecMaxima = field(default_factory=SpecMaxima)
+    """What a spec asks for beyond them is not graded: one that came by Kafka has passed no check at capture."""
 
     async def grade(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> Evaluation:
         """The evaluation of ``trajectory``; ``digest``: of its record's content on ``built``."""
@@ -60,7 +73,7 @@ class Grader:
 
     async def _evaluate(self, trajectory: Trajectory, spec: EvaluatorSpec) -> tuple[EvalResult, str | None]:
         try:
-            evaluator = self.registry.create(spec)
+            evaluator = self._create(trajectory, spec)
             version = getattr(evaluator, "version", None)
             seconds = min(self.limits.seconds, trajectory.spec.evaluation_seconds)
             result = await self._within_deadline(seconds, evaluator, trajectory)
@@ -71,6 +84,16 @@ class Grader:
         except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
             return not_graded_result(error), None
         return result, None if version is None else str(version)
+
+    def _create(self, trajectory: Trajectory, spec: EvaluatorSpec) -> BaseTrajectoryEvaluator:
+        """Raises NotGradedError (``above_maximum``), and what the registry does."""
+        try:
+            require_countable([each.config for each in trajectory.spec.evaluators], self.maxima)
+            evaluator = self.registry.create(spec)
+            require_requests_within(evaluator.requested_resources(), self.maxima, "config.")
+        except AboveMaximumError as error:
+            raise NotGradedError(ABOVE_MAXIMUM, str(error)) from error
+        return evaluator
 
     async def _within_deadline(
         self, seconds: float, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory
@@ -97,8 +120,16 @@ class Grader:
 
 def evaluation_id(trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> str:
     """Equal for the same evaluator on the same record, so that a repeat is a duplicate (rule V1)."""
-    content = [trajectory.session_id, trajectory.attempt, digest, spec.model_dump(mode="json")]
+    content = [trajectory.session_id, trajectory.attempt, digest, _content(spec)]
     return hashlib.blake2b(dump_json(content), digest_size=16).hexdigest()
+
+
+def _content(spec: EvaluatorSpec) -> Any:
+    """Its name alone where a config is too deep to be written: the record's digest is in the id, too."""
+    try:
+        return spec.model_dump(mode="json")
+    except ValueError:
+        return spec.label
 
 
 def _is_cancelled() -> bool:

@@ -119,7 +119,7 @@ EventTime = Annotated[FiniteFloat, Field(ge=0)]
 
 
 def is_identifier(value: str) -> bool:
-    return re.match(IDENTIFIER_PATTERN, value) is not None
+    return re.fullmatch(IDENTIFIER_PATTERN, value) is not None
 
 
 def dump_json(value: object) -> bytes:

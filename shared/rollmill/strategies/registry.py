@@ -11,12 +11,14 @@ from typing import Any, Generic, TypeVar
 
 from rollmill.errors import InvalidInputError
 from rollmill.models import SessionSpec, StrategySpec
+from rollmill.models.spec_maxima import SpecMaxima
 from rollmill.strategies.bases import (
     BaseAdvantage,
     BaseGroupScorer,
     BaseTrajectoryBuilder,
     BaseTrajectoryEvaluator,
 )
+from rollmill.strategies.maxima import require_requests_within, require_spec_within
 
 S = TypeVar("S")
 
@@ -102,11 +104,16 @@ def group_scorer_registry() -> StrategyRegistry[BaseGroupScorer]:
     return _from_entry_points("group scorer", BaseGroupScorer, "rollmill.group_scorers")  # type: ignore[type-abstract]  # only for subclass checks
 
 
-def validate_session_spec(spec: SessionSpec) -> None:
-    """Refuse unknown strategies and bad configs when a session opens, not after the rollout.
+def validate_session_spec(spec: SessionSpec, maxima: SpecMaxima | None = None) -> None:
+    """Refuse unknown strategies and bad configs when a session opens, not after the rollout; and what asks for more
+    than ``maxima``. None: nothing is too much.
 
     Raises InvalidInputError.
     """
+    if maxima is not None:
+        require_spec_within(spec, maxima)  # first: constructing strategies from such a spec may take for ever
     builder_registry().create(spec.builder)
-    for evaluator in spec.evaluators:
-        evaluator_registry().create(evaluator)
+    for index, evaluator in enumerate(spec.evaluators):
+        requests = evaluator_registry().create(evaluator).requested_resources()
+        if maxima is not None:
+            require_requests_within(requests, maxima, f"evaluators.{index}.config.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -70,7 +71,8 @@ class CaptureParts:
     upstream: Upstream
     clock: Clock
     metrics: Metrics
-    validate: Callable[[SessionSpec], None] = validate_session_spec
+    validate: Callable[[SessionSpec], None] | None = None
+    """None: by the registries, and within the operator's maxima."""
     engines: EngineCapabilities = field(default_factory=EngineCapabilities)
     admission: Admission | None = None
     """None: everything is admitted."""
@@ -97,7 +99,7 @@ def assemble(parts: CaptureParts) -> Starlette:
         policies=settings.policies,
         close_seconds=settings.close_seconds,
         admission=admission,
-        validate=parts.validate,
+        validate=parts.validate or partial(validate_session_spec, maxima=settings.spec_maxima),
         quotas=quotas,
         max_reward=settings.max_reward,
         token_may_close=settings.token_may_close,

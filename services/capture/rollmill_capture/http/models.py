@@ -83,9 +83,12 @@ class ModelsApi:
                 fields, _ = gemini_request.chat_fields(inner, str(model), history)
         except InvalidInputError as error:
             raise ApiError(400, str(error)) from error
-        target = self.context.routes.find(fields.get("model"))
-        named = {} if target.route.model is None else {"model": target.route.model}
-        return target, {key: value for key, value in {**fields, **named}.items() if key in RENDERED}
+        named = fields.get("model")
+        if not isinstance(named, str | None):
+            raise ApiError(400, "`model` must be a string", param="model")
+        target = self.context.routes.find(named)
+        served = {} if target.route.model is None else {"model": target.route.model}
+        return target, {key: value for key, value in {**fields, **served}.items() if key in RENDERED}
 
     async def _count(self, target: Target, fields: dict[str, Any]) -> tuple[int, bool]:
         """Tokens of a prompt, and whether the engine itself counted them."""

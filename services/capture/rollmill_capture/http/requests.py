@@ -6,7 +6,7 @@ in which a session of another tenant is one that does not exist (rule S6).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from rollmill.errors import InvalidInputError
 from rollmill.models import SessionEntry, SessionSpec, SessionState, is_identifier
+from rollmill_capture.content_encoding import BrokenEncodingError, UnknownEncodingError, decoder_for
 from rollmill_capture.coordination.session_table import InFlight, Position, SessionTable
 from rollmill_capture.coordination.tenants import PREFIX_LENGTH, Tenant, TenantNames
 from rollmill_capture.errors import ApiError
@@ -270,15 +271,32 @@ def _unnamed() -> ApiError:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ApiError (413) over ``limit`` bytes, and starlette's ClientDisconnect."""
+    """The whole body, decoded where it is compressed. Raises ApiError (400, 413 over ``limit`` decoded bytes, 415), and
+    starlette's ClientDisconnect.
+    """
     pieces: list[bytes] = []
     size = 0
-    async for piece in request.stream():
+    async for piece in _decoded(request):
         size += len(piece)
         if size > limit:
             raise ApiError(413, f"the request is over {limit} bytes")
         pieces.append(piece)
     return b"".join(pieces)
+
+
+async def _decoded(request: Request) -> AsyncIterator[bytes]:
+    try:
+        decoder = decoder_for(request.headers.get("content-encoding"))
+    except UnknownEncodingError as error:
+        raise ApiError(415, str(error)) from error
+    try:
+        async for chunk in request.stream():
+            for piece in (chunk,) if decoder is None else decoder.feed(chunk):
+                yield piece
+        if decoder is not None:
+            decoder.finish()
+    except BrokenEncodingError as error:
+        raise ApiError(400, f"the compressed request body is broken: {error}") from error
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

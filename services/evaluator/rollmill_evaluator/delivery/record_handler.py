@@ -14,7 +14,13 @@ from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
 from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.failpoints import Failpoint, Failpoints
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.strategies import BaseTrajectoryEvaluator, ResourceClass, StrategyRegistry
+from rollmill.strategies import (
+    AboveMaximumError,
+    BaseTrajectoryEvaluator,
+    ResourceClass,
+    StrategyRegistry,
+    require_countable,
+)
 from rollmill.topics import EVALUATIONS, partition_of
 from rollmill_evaluator.consumer.in_flight import ReceivedRecord
 from rollmill_evaluator.delivery.trajectory_record import read_trajectory
@@ -75,7 +81,11 @@ class RecordHandler:
             self.metrics.count(name)
 
     def _is_ours(self, spec: EvaluatorSpec) -> bool:
-        found = resource_class_of(self.grader.registry, spec)
+        try:
+            require_countable([spec.config], self.grader.maxima)
+            found = resource_class_of(self.grader.registry, spec)
+        except AboveMaximumError:  # the grader refuses it
+            found = ResourceClass.LIGHT
         return found is not None and self.resource_class in (None, found)
 
     async def _evaluate(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, EvaluatorSpec, Record, Trajectory
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, evaluator_registry
+from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceRequest, evaluator_registry
 from rollmill_evaluator.result_validation import not_graded_result, validated_result
 from rollmill_evaluator.retrying import Retries
 
@@ -78,6 +78,11 @@ class CompositeEvaluator(BaseTrajectoryEvaluator):
         self._config = CompositeConfig.validate_strictly(config)
         self._parts = [(spec, evaluator_registry().create(spec)) for spec in self._config.parts]
         self.resource_class = max(part.resource_class for _, part in self._parts)
+
+    def requested_resources(self) -> Iterator[ResourceRequest]:
+        for index, (_, part) in enumerate(self._parts):
+            for request in part.requested_resources():
+                yield replace(request, field=f"parts.{index}.config.{request.field}")
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         results = await asyncio.gather(

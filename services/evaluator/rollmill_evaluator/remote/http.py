@@ -48,6 +48,7 @@ class HttpEvaluator(BaseTrajectoryEvaluator):
             body=orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY),
             headers={SESSION: f"{trajectory.session_id}:{trajectory.attempt}"},
             signed_answer=config.signed_answer,
+            rule=config.address_rule(context),
         )
         return parse_result(await request.send(min(config.timeout_seconds, context.deadline_seconds)))
 

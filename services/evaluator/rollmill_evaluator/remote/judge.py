@@ -37,7 +37,11 @@ class LlmJudgeEvaluator(BaseTrajectoryEvaluator):
         config = self._config
         body, cut = chat_request(config, trajectory)
         request = HttpRequest(
-            service=config.resolve(context), body=orjson.dumps(body), path="/chat/completions", headers=NEVER_TRAINED
+            service=config.resolve(context),
+            body=orjson.dumps(body),
+            path="/chat/completions",
+            headers=NEVER_TRAINED,
+            rule=config.address_rule(context),
         )
         errors: list[str] = []
         for _ in range(config.attempts):

@@ -95,9 +95,9 @@ _MADE: Final[Mapping[str, Callable[[], Any] | None]] = {
 KNOWN: Final = tuple(name for name, make in _MADE.items() if make is not None)
 
 
-def decoder_for(content_encoding: str | None) -> Decoder | None:
+def decoder_for(content_encoding: str) -> Decoder | None:
     """None: the body is plain. Raises UnknownEncodingError, for several encodings in a row, too."""
-    name = (content_encoding or "").strip().lower()
+    name = content_encoding.strip().lower()
     if name in ("", "identity"):
         return None
     make = _MADE.get(name)

@@ -285,8 +285,9 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 async def _decoded(request: Request) -> AsyncIterator[bytes]:
+    encoding = request.headers.get("content-encoding")
     try:
-        decoder = decoder_for(request.headers.get("content-encoding"))
+        decoder = None if encoding is None else decoder_for(encoding)
     except UnknownEncodingError as error:
         raise ApiError(415, str(error)) from error
     try:

@@ -17,6 +17,7 @@ from rollmill.runtime.stream.producer_records import changelog_producer_record, 
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.runtime.stream.task_identity import TaskIdentity
 from rollmill.settings import ServiceSettings
+from rollmill.strategies.foreign_code import contained
 
 V = TypeVar("V")
 
@@ -120,7 +121,8 @@ class BatchProcessor(Generic[V]):
         if refused is not None:
             raise PoisonRecordError("outputs_refused", refused)
         try:
-            return self._stage.process(self.state, record, self.local)
+            with contained():
+                return self._stage.process(self.state, record, self.local)
         except (PoisonRecordError, FatalError):
             raise
         except Exception as error:  # a bug: the record becomes a dead letter, and the budget stops a bad deploy

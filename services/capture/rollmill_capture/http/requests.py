@@ -26,6 +26,10 @@ SESSION_HEADER = "x-session-id"
 TENANT = "tenant"
 """Field of a session's metadata: the tenant that opened it. Not for clients to set where keys are needed."""
 
+FEW_LEVELS = 200
+"""A JSON body with as many levels can be recorded."""
+LEVELS_AROUND = 32
+
 _BEARER = "bearer "
 _TOKEN = "rm-"  # noqa: S105  # only the beginning, so that people recognise one
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
@@ -206,11 +210,24 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """A JSON object; an empty body is an empty one. Raises InvalidInputError."""
+    """A JSON object; an empty body is an empty one. Raises InvalidInputError, also where it cannot be recorded."""
     try:
         body = orjson.loads(raw or b"{}")
     except orjson.JSONDecodeError as error:
         raise InvalidInputError(f"the request body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidInputError("the request body must be a JSON object")
+    if raw.count(b"{") + raw.count(b"[") > FEW_LEVELS and _is_too_deep(body):
+        raise InvalidInputError(f"the request body is nested too deep: {FEW_LEVELS} levels are always accepted")
     return body
+
+
+def _is_too_deep(body: object) -> bool:
+    """Serialisers stop at some 250 levels, and the records of a body have a few around it."""
+    for _ in range(LEVELS_AROUND):
+        body = [body]
+    try:
+        orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        return True
+    return False

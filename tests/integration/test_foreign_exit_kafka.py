@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from rollmill.codec import JSON, decode, encode
+from rollmill.errors import EXIT_FATAL
 from rollmill.models import (
     Evaluation,
     EvaluatorSpec,
@@ -82,6 +84,16 @@ async def test_f3_services_outlive_strategies_that_exit(settings: BuilderSetting
     assert reasons == {"session_completed": None} | dict.fromkeys(
         ("init", "evaluate", "task", "import", "unlisted"), "evaluator_error"
     )
+
+
+@pytest.mark.parametrize("ends_by", ["return", "callback"])
+async def test_f3_a_service_that_ends_without_a_stop_request_ends_with_70(
+    settings: BuilderSettings, ends_by: str
+) -> None:
+    environment = {**environment_of(settings), "ENDS_BY": ends_by}
+    async with service_process("ending_service", environment) as service:
+        await service.wait_for_log(b"without a stop request")
+        assert await asyncio.wait_for(service.process.wait(), 60) == EXIT_FATAL
 
 
 def environment_of(settings: BuilderSettings) -> Mapping[str, str]:

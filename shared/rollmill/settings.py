@@ -14,6 +14,8 @@ from rollmill.errors import InvalidInputError
 from rollmill.models.spec_maxima import SpecMaxima
 from rollmill.runtime.failpoints import Failpoints
 
+PACKAGE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+
 
 class KafkaSettings(BaseSettings):
     """How to reach the log, and how a run's topics are called."""
@@ -129,6 +131,11 @@ class ServiceSettings(KafkaSettings):
     health_host: str = "127.0.0.1"
     health_port: NonNegativeInt = 0
     """Of /live, /ready and /metrics; 0 takes a free port and logs it."""
+    strategy_modules: str = Field(default="", pattern=rf"^ *({PACKAGE}( *, *{PACKAGE})*)? *$")
+    """Packages whose classes a spec or a setting may name as ``module:ClassName``, separated by commas: ``mypkg``
+    allows ``mypkg`` and ``mypkg.graders``. Specs come from clients and importing a module runs it, so by default there
+    are none, and strategies are those that installed packages register as entry points. Every service of a prefix, and
+    the command line, needs the same list. It is read from the environment alone."""
     log_level: str = "INFO"
     log_json: bool = True
     host_label: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")

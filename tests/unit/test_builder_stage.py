@@ -29,6 +29,7 @@ from rollmill.models import (
 )
 from rollmill.runtime.stream.processor import InputRecord, Outputs, StateUpdate
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
+from rollmill.strategies.allow_list import SETTING
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.sessions import completion
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES, STATE_BUILDER
@@ -278,7 +279,8 @@ def test_output_that_is_no_json_is_refused_and_the_session_stays_open() -> None:
     assert len(run.of(BUILT)) == 1
 
 
-def test_the_service_knows_both_strategies() -> None:
+def test_the_service_knows_both_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "rollmill_builder")
     service = build(BuilderSettings(partitions=PARTITIONS))
     (stage,) = service.stages
     assert isinstance(stage, BuilderStage)

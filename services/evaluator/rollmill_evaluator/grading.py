@@ -22,6 +22,7 @@ from rollmill.strategies import (
     require_countable,
     require_requests_within,
 )
+from rollmill.strategies.foreign_code import contained, contained_await
 from rollmill_evaluator.result_validation import EVALUATOR_ERROR, INVALID_RESULT, not_graded_result, validated_result
 from rollmill_evaluator.retrying import Retries
 
@@ -74,16 +75,11 @@ class Grader:
     async def _evaluate(self, trajectory: Trajectory, spec: EvaluatorSpec) -> tuple[EvalResult, str | None]:
         try:
             evaluator = self._create(trajectory, spec)
-            version = getattr(evaluator, "version", None)
+            version = _version_of(evaluator)
             seconds = min(self.limits.seconds, trajectory.spec.evaluation_seconds)
-            result = await self._within_deadline(seconds, evaluator, trajectory)
-        except asyncio.CancelledError as error:
-            if _is_cancelled():
-                raise
-            return not_graded_result(error, EVALUATOR_ERROR), None
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
+            return await self._within_deadline(seconds, evaluator, trajectory), version
+        except Exception as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
             return not_graded_result(error), None
-        return result, None if version is None else str(version)
 
     def _create(self, trajectory: Trajectory, spec: EvaluatorSpec) -> BaseTrajectoryEvaluator:
         """Raises NotGradedError (``above_maximum``), and what the registry does."""
@@ -101,7 +97,9 @@ class Grader:
         """The result within ``seconds``. A TimeoutError of the evaluator itself is its error; ours is its timeout."""
         try:
             async with asyncio.timeout(seconds) as deadline:
-                return validated_result(await self._with_retries(evaluator, trajectory, seconds))
+                result = await contained_await(self._with_retries(evaluator, trajectory, seconds))
+                with contained():
+                    return validated_result(result)
         except TimeoutError as error:
             if deadline.expired():
                 return EvalResult(
@@ -132,10 +130,10 @@ def _content(spec: EvaluatorSpec) -> Any:
         return spec.label
 
 
-def _is_cancelled() -> bool:
-    """True: this task was cancelled. False: the evaluator raised CancelledError by itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _version_of(evaluator: BaseTrajectoryEvaluator) -> str | None:
+    with contained():
+        version = getattr(evaluator, "version", None)
+        return None if version is None else str(version)
 
 
 def encode_evaluation(evaluation: Evaluation, limit: int) -> bytes:
@@ -153,8 +151,9 @@ def encode_evaluation(evaluation: Evaluation, limit: int) -> bytes:
 
 def _as_json(evaluation: Evaluation) -> bytes | None:
     try:
-        return orjson.dumps(evaluation.model_dump(), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-    except (TypeError, ValueError):  # ValueError: the metadata contains itself
+        with contained():
+            return orjson.dumps(evaluation.model_dump(), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    except Exception:  # noqa: BLE001  # what the metadata holds is foreign code's, and may contain itself
         return None
 
 

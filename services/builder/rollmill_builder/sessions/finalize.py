@@ -11,6 +11,7 @@ from rollmill.codec import MSGPACK, encode
 from rollmill.errors import FatalError
 from rollmill.models import CompletionSession, PolicyVersion, TokenRange, Trajectory, TrajectoryStatus
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
+from rollmill.strategies.foreign_code import contained
 from rollmill_builder.merging.closed_session import ClosedSession, ClosedSessionBuilder, no_completions
 from rollmill_builder.merging.sampled_calls import by_reason
 from rollmill_builder.sessions.incremental_builder import IncrementalBuild, error_text
@@ -35,12 +36,13 @@ def finalize(
     if not len(closed.calls):
         return no_completions(closed.session, name)
     try:
-        built = _with_identity(closed.session, _build(closed, registry, incremental))
-        accounted = account_tokens(closed, built)
-        encode(accounted)
+        with contained():
+            built = _with_identity(closed.session, _build(closed, registry, incremental))
+            accounted = account_tokens(closed, built)
+            encode(accounted)
     except PASSED_ON:
         raise
-    except BaseException as error:  # noqa: BLE001  # foreign code may raise anything, and no session may be lost by it
+    except Exception as error:  # noqa: BLE001  # foreign code may raise anything, and no session may be lost by it
         return _after_failure(closed, f"builder {name} failed: {error_text(error)}")
     return accounted
 

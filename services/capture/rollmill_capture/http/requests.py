@@ -23,6 +23,10 @@ from rollmill_capture.errors import ApiError
 from rollmill_capture.http.keys import NO_KEYS, TOKEN_START, Keys, digest_of
 
 SESSION_HEADER = "x-session-id"
+FEW_LEVELS = 200
+"""A JSON body with as many levels can be recorded."""
+LEVELS_AROUND = 32
+
 _BEARER = "bearer "
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
 """Where the SDKs of other APIs put the key."""
@@ -301,11 +305,24 @@ async def _decoded(request: Request) -> AsyncIterator[bytes]:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """A JSON object; an empty body is an empty one. Raises InvalidInputError."""
+    """A JSON object; an empty body is an empty one. Raises InvalidInputError, also where it cannot be recorded."""
     try:
         body = orjson.loads(raw or b"{}")
     except orjson.JSONDecodeError as error:
         raise InvalidInputError(f"the request body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidInputError("the request body must be a JSON object")
+    if raw.count(b"{") + raw.count(b"[") > FEW_LEVELS and _is_too_deep(body):
+        raise InvalidInputError(f"the request body is nested too deep: {FEW_LEVELS} levels are always accepted")
     return body
+
+
+def _is_too_deep(body: object) -> bool:
+    """Serialisers stop at some 250 levels, and the records of a body have a few around it."""
+    for _ in range(LEVELS_AROUND):
+        body = [body]
+    try:
+        orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        return True
+    return False

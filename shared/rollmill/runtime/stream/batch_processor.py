@@ -19,6 +19,7 @@ from rollmill.runtime.stream.producer_records import changelog_producer_record, 
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.runtime.stream.task_identity import TaskIdentity
 from rollmill.settings import ServiceSettings
+from rollmill.strategies.foreign_code import contained
 
 V = TypeVar("V")
 
@@ -149,7 +150,8 @@ class BatchProcessor(Generic[V]):
         refused = self._quarantined.pop((slot, record.offset), None)
         if refused is not None:
             raise PoisonRecordError("outputs_refused", refused)
-        return self._stage.process(self.state, record, self.local)
+        with contained():
+            return self._stage.process(self.state, record, self.local)
 
     def _dead_letter(self, record: InputRecord, slot: str, error: PoisonRecordError, origin: str) -> PreparedOutputs:
         """Of a record; a bare one where the broker has refused the full one, or where that cannot be made."""

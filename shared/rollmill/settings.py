@@ -132,7 +132,7 @@ class ServiceSettings(KafkaSettings):
     health_port: NonNegativeInt = 0
     """Of /live, /ready and /metrics; 0 takes a free port and logs it."""
     strategy_modules: str = Field(default="", pattern=rf"^ *({PACKAGE}( *, *{PACKAGE})*)? *$")
-    """Packages whose classes a spec or a setting may name as ``module:ClassName``, separated by commas: ``mypkg``
+    """Packages with classes that a spec or a setting may name as ``module:ClassName``, separated by commas: ``mypkg``
     allows ``mypkg`` and ``mypkg.graders``. Specs come from clients and importing a module runs it, so by default there
     are none, and strategies are those that installed packages register as entry points. Every service of a prefix, and
     the command line, needs the same list. It is read from the environment alone."""

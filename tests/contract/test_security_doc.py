@@ -10,19 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CITED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "security.md").read_text())
-PENDING: frozenset[str] = frozenset(
-    {
-        "tests/integration/test_client_faults.py",
-        "tests/property/test_decode_properties.py",
-        "tests/unit/capture/test_isolation.py",
-        "tests/unit/capture/test_reply_bounds.py",
-        "tests/unit/capture/test_tenants.py",
-        "tests/unit/test_dead_letters.py::test_f2_what_a_client_causes_never_counts",
-        "tests/unit/test_foreign_code.py",
-        "tests/unit/test_spec_maxima.py",
-    }
-)
-"""Of checks that are not in yet; whoever adds one removes it here."""
 
 
 def exists(file: str, test: str) -> bool:
@@ -35,10 +22,8 @@ def exists(file: str, test: str) -> bool:
 
 @pytest.mark.parametrize(("file", "test"), CITED, ids=lambda part: part or "all")
 def test_a_test_that_is_named_exists(file: str, test: str) -> None:
-    pending = file in PENDING or f"{file}::{test}" in PENDING
-    assert exists(file, test) is not pending, "name another test" if not pending else "remove it from PENDING"
+    assert exists(file, test), "name another test"
 
 
 def test_the_table_is_read() -> None:
     assert len(CITED) >= 20
-    assert {name.partition("::")[0] for name in PENDING} <= {file for file, _ in CITED}

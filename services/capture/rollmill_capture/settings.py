@@ -28,7 +28,7 @@ class CaptureSettings(ServiceSettings):
     admin_key_sha256: str | None = Field(default=None, pattern=DIGEST)
     """SHA-256 (hex) of the key for ``/admin``; None: where keys are required, ``/admin`` is closed."""
     unprefixed_tenant: str | None = None
-    """The tenant whose ids of sessions and groups are recorded as it sends them; those of the others get a prefix, so
+    """The tenant that has its session and group ids recorded as it sends them; those of the others get a prefix, so
     that no two tenants share one (rule S6). None: the only tenant, and with several none of them."""
     token_may_close: bool = True
     """Whether a session's own key closes it, without a reward and an output. Agents have that key; harnesses that are

@@ -60,7 +60,7 @@ async def contained_await(foreign: Coroutine[Any, Any, R]) -> R:
 
 
 def describe(error: BaseException) -> str:
-    """Type and text of an error of foreign code, whose ``__str__`` may raise."""
+    """Type and text of an error of foreign code; its ``__str__`` may raise, too."""
     try:
         with contained():
             return f"{type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmill_capture.content_encoding import PIECE, BrokenEncodingError, UnknownEncodingError, decoder_for
+from rollmill_capture.bodies import PIECE, BrokenEncodingError, UnknownEncodingError, decoder_for
 
 
 def _raw_deflate(data: bytes) -> bytes:

@@ -31,7 +31,7 @@ def prefix(tenant: str) -> str:
 
 
 class TenantNames:
-    """``unprefixed``: the tenant whose names are recorded as it sends them; None: the only one, else none."""
+    """``unprefixed``: the tenant that has its names recorded as it sends them; None: the only one, else none."""
 
     def __init__(self, tenants: Iterable[str] = (), unprefixed: str | None = None) -> None:
         known = tuple(tenants)

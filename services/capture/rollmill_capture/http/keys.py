@@ -1,4 +1,4 @@
-"""Keys: whose they are, and the tokens of sessions.
+"""Keys of tenants and of the administrator, and the tokens of sessions.
 
 Settings hold digests of keys, never keys, and every comparison takes the same time whatever it compares.
 """
@@ -38,11 +38,8 @@ class Keys:
     def __init__(self, tenants: Mapping[str, str], admin: str | None) -> None:
         self._tenants = {tenant: digest.lower() for tenant, digest in tenants.items()}
         self._admin = None if admin is None else admin.lower()
-
-    @property
-    def required(self) -> bool:
+        self.required = bool(self._tenants)
         """Whether calls need a key at all."""
-        return bool(self._tenants)
 
     @property
     def tenants(self) -> tuple[str, ...]:

@@ -16,10 +16,11 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import CallKind, SessionEntry
 from rollmill_capture.apis.api import ApiAdapter
 from rollmill_capture.apis.history_cache import HistoryCache, SessionHistory
+from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.coordination.tenants import QuotaExceededError, QuotaGuard
 from rollmill_capture.errors import ApiError
 from rollmill_capture.http.keys import TOKEN_START
-from rollmill_capture.http.requests import SESSION_HEADER, SessionResolver, parse_object, read_body
+from rollmill_capture.http.requests import SESSION_HEADER, SessionResolver
 from rollmill_capture.proxy.call_handler import CallHandler
 from rollmill_capture.proxy.recorder import Call, Recorder
 from rollmill_capture.proxy.response_stream import ResponseStream

@@ -13,9 +13,9 @@ from rollmill.errors import InvalidInputError
 from rollmill_capture.apis import anthropic_reply, anthropic_request, gemini_reply, gemini_request
 from rollmill_capture.apis.gemini_request import field_of
 from rollmill_capture.apis.history_cache import SessionHistory
+from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.errors import ApiError, ErrorFormat, json_response
 from rollmill_capture.http.model_calls import CallContext
-from rollmill_capture.http.requests import parse_object, read_body
 from rollmill_capture.upstream.client import Target, UpstreamError
 
 BYTES_PER_TOKEN = 4

@@ -1,4 +1,4 @@
-"""What every request is asked first: its key, its session, its JSON body; and whether the key may do this.
+"""What every request is asked first: its key and its session; and whether the key may do this.
 
 Ownership is decided here alone, by `SessionResolver`; the endpoints get a session that the request may use, or an error
 in which a session of another tenant is one that does not exist (rule S6).
@@ -6,27 +6,20 @@ in which a session of another tenant is one that does not exist (rule S6).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.types import Scope
 
 from rollmill.errors import InvalidInputError
 from rollmill.models import SessionEntry, SessionSpec, SessionState, is_identifier
-from rollmill_capture.content_encoding import BrokenEncodingError, UnknownEncodingError, decoder_for
 from rollmill_capture.coordination.session_table import InFlight, Position, SessionTable
 from rollmill_capture.coordination.tenants import PREFIX_LENGTH, Tenant, TenantNames
 from rollmill_capture.errors import ApiError
 from rollmill_capture.http.keys import NO_KEYS, TOKEN_START, Keys, digest_of
 
 SESSION_HEADER = "x-session-id"
-FEW_LEVELS = 200
-"""A JSON body with as many levels can be recorded."""
-LEVELS_AROUND = 32
-
 _BEARER = "bearer "
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
 """Where the SDKs of other APIs put the key."""
@@ -272,57 +265,3 @@ def _unnamed() -> ApiError:
         f"the session of this call is not named: use a session's base_url, the header {SESSION_HEADER}, or its "
         "api_key as the API key",
     )
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, decoded where it is compressed. Raises ApiError (400, 413 over ``limit`` decoded bytes, 415), and
-    starlette's ClientDisconnect.
-    """
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in _decoded(request):
-        size += len(piece)
-        if size > limit:
-            raise ApiError(413, f"the request is over {limit} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-async def _decoded(request: Request) -> AsyncIterator[bytes]:
-    encoding = request.headers.get("content-encoding")
-    try:
-        decoder = None if encoding is None else decoder_for(encoding)
-    except UnknownEncodingError as error:
-        raise ApiError(415, str(error)) from error
-    try:
-        async for chunk in request.stream():
-            for piece in (chunk,) if decoder is None else decoder.feed(chunk):
-                yield piece
-        if decoder is not None:
-            decoder.finish()
-    except BrokenEncodingError as error:
-        raise ApiError(400, f"the compressed request body is broken: {error}") from error
-
-
-def parse_object(raw: bytes) -> dict[str, Any]:
-    """A JSON object; an empty body is an empty one. Raises InvalidInputError, also where it cannot be recorded."""
-    try:
-        body = orjson.loads(raw or b"{}")
-    except orjson.JSONDecodeError as error:
-        raise InvalidInputError(f"the request body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidInputError("the request body must be a JSON object")
-    if raw.count(b"{") + raw.count(b"[") > FEW_LEVELS and _is_too_deep(body):
-        raise InvalidInputError(f"the request body is nested too deep: {FEW_LEVELS} levels are always accepted")
-    return body
-
-
-def _is_too_deep(body: object) -> bool:
-    """Serialisers stop at some 250 levels, and the records of a body have a few around it."""
-    for _ in range(LEVELS_AROUND):
-        body = [body]
-    try:
-        orjson.dumps(body)
-    except orjson.JSONEncodeError:
-        return True
-    return False

@@ -18,9 +18,10 @@ from rollmill.models import LARGEST_REWARD, EvalResult, Evaluation, Identifier, 
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import EVALUATIONS
+from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
-from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
+from rollmill_capture.http.requests import SessionResolver
 from rollmill_capture.http.session_requests import refuse_large_rewards, validation_message
 
 ACCEPTED = 202

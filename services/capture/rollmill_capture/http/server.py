@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
 
 @dataclass(frozen=True)
 class BodyDeadline:
-    """Around an application: a request whose body is not there in time ends with 408."""
+    """Around an application: a request with a body that does not come in time ends with 408."""
 
     app: ASGIApp
     seconds: float

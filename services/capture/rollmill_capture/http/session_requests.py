@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
@@ -12,7 +12,7 @@ from pydantic import BaseModel, PositiveInt, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from rollmill.errors import InvalidInputError
-from rollmill.models import Identifier, SessionClosed, SessionOpened, SessionSpec, dump_json
+from rollmill.models import Identifier, SessionClosed, SessionEntry, SessionOpened, SessionSpec, dump_json
 
 E = TypeVar("E", SessionOpened, SessionClosed)
 
@@ -147,3 +147,20 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield annotation
     for inner in get_args(annotation):
         yield from _models_in(inner)
+
+
+def agent_environment(entry: SessionEntry, summary: Mapping[str, Any], token: str) -> dict[str, str]:
+    """What a process needs so that a stock SDK in it talks to capture."""
+    task = {} if entry.spec.task_id is None else {"ROLLMILL_TASK_ID": entry.spec.task_id}
+    base_url = summary["base_url"]
+    address = base_url.removesuffix("/v1")  # other SDKs put the version behind it themselves
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": address,
+        "ANTHROPIC_API_KEY": token,
+        "GOOGLE_GEMINI_BASE_URL": address,
+        "GEMINI_API_KEY": token,
+        "ROLLMILL_SESSION_ID": summary["session_id"],
+        **task,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -20,15 +20,17 @@ from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.admission import Admission, NoCapacityError
+from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.coordination.tenants import QuotaExceededError, QuotaGuard, Tenant
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 from rollmill_capture.http.keys import SessionTokens
-from rollmill_capture.http.requests import Access, SessionResolver, no_session, parse_object, read_body, require_name
+from rollmill_capture.http.requests import Access, SessionResolver, no_session, require_name
 from rollmill_capture.http.session_requests import (
     CloseRequest,
     OpenRequest,
     UnacknowledgedEvents,
+    agent_environment,
     read_close_request,
     read_open_request,
     refuse_large_rewards,
@@ -263,7 +265,7 @@ class SessionApi:
     def _with_access(self, entry: SessionEntry) -> dict[str, Any]:
         """With all that an agent needs: only the caller that opens a session gets its token."""
         token, summary = self.tokens.of(entry) or entry.session_id, self._summary(entry)
-        environment = _environment(entry, summary, token)
+        environment = agent_environment(entry, summary, token)
         return {**summary, "api_key": token, "environment": environment}
 
     def _base_url(self, entry: SessionEntry) -> str:
@@ -281,20 +283,3 @@ def _closed_before(entry: SessionEntry, name: str, closing: CloseRequest) -> Ses
     if entry.closing == closing.digest:
         return entry
     raise ApiError(409, f"session {name!r} was closed before, with another status, output or reward")
-
-
-def _environment(entry: SessionEntry, summary: Mapping[str, Any], token: str) -> dict[str, str]:
-    """What a process needs so that a stock SDK in it talks to capture."""
-    task = {} if entry.spec.task_id is None else {"ROLLMILL_TASK_ID": entry.spec.task_id}
-    base_url = summary["base_url"]
-    address = base_url.removesuffix("/v1")  # other SDKs put the version behind it themselves
-    return {
-        "OPENAI_BASE_URL": base_url,
-        "OPENAI_API_KEY": token,
-        "ANTHROPIC_BASE_URL": address,
-        "ANTHROPIC_API_KEY": token,
-        "GOOGLE_GEMINI_BASE_URL": address,
-        "GEMINI_API_KEY": token,
-        "ROLLMILL_SESSION_ID": summary["session_id"],
-        **task,
-    }

@@ -4,11 +4,10 @@
 |---|---|
 | `client` | model name to `Target` (`RouteTable`), replica (`LoadBalancer`), and the call (`Upstream`) |
 | `http_transport` | HTTP/1.1 for the client: connections, and the pool of them |
-| `bounded_reply` | replies up to a limit, and compressed ones decoded piece by piece |
 | `capabilities` | what is known of each engine, and what has to be asked of it |
 | `probe` | finds out in the background what each engine can |
 | `formats` | the wire formats of engines, and how their answers are parsed |
 
-Imports `settings`, `model_config`, `sse`, `content_encoding` and `coordination.policies`; never `apis`, `proxy` or
+Imports `settings`, `model_config`, `sse`, `bodies` and `coordination.policies`; never `apis`, `proxy` or
 `http`; these import it.
 """

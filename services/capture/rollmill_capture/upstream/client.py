@@ -20,10 +20,10 @@ import httpx
 import structlog
 
 from rollmill.errors import RollmillError
+from rollmill_capture.bodies import DecodingTransport, read_whole
 from rollmill_capture.coordination.policies import PausedPolicies
 from rollmill_capture.model_config import Route
 from rollmill_capture.settings import CaptureSettings
-from rollmill_capture.upstream.bounded_reply import DecodingTransport, read_whole
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 from rollmill_capture.upstream.http_transport import BrokenResponseError, HttpTransport, PooledTransport
 

@@ -15,9 +15,9 @@ import orjson
 import structlog
 
 from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill_capture.bodies import read_whole
 from rollmill_capture.model_config import EngineKind
 from rollmill_capture.sse import EventParser, ServerEvent
-from rollmill_capture.upstream.bounded_reply import read_whole
 from rollmill_capture.upstream.capabilities import Capability, EngineCapabilities, has_all_ids, request_token_ids
 from rollmill_capture.upstream.client import Target
 from rollmill_capture.upstream.formats.chat_stream import ChatAssembler

@@ -1,6 +1,6 @@
 """Memory and number of processes of a process tree at this moment, read from /proc.
 
-What lies in a tmpfs is memory that no process has mapped, so the file systems of a sandbox are measured, too.
+What is stored in a tmpfs is memory that no process has mapped, so the file systems of a sandbox are measured, too.
 """
 
 from __future__ import annotations

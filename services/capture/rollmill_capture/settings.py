@@ -133,12 +133,11 @@ class CaptureSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _unprefixed_is_known(self) -> Self:
-        known = {*self.key_digests}
-        if self.unprefixed_tenant is not None and self.unprefixed_tenant not in known:
-            raise ValueError(
-                f"unprefixed_tenant {self.unprefixed_tenant!r} has no key; those with one: {sorted(known)}"
-            )
-        return self
+        if self.unprefixed_tenant is None or self.unprefixed_tenant in self.key_digests:
+            return self
+        raise ValueError(
+            f"unprefixed_tenant {self.unprefixed_tenant!r} has no key; those with one: {sorted(self.key_digests)}"
+        )
 
     @model_validator(mode="after")
     def _known_for_long_enough(self) -> Self:

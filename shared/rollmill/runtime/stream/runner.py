@@ -25,6 +25,8 @@ async def run_stages(stages: Iterable[Processor[Any, Any]], tools: TaskTools, st
     the end.
     """
     tasks = [Task(stage, identity, tools) for stage in stages for identity in own_tasks(stage, tools.settings)]
+    if not tasks:
+        return  # a service without stages: its workers decide when it ends
     running = {
         asyncio.create_task(without_client_cancellation(task.run(stop)), name=task.name): task.name for task in tasks
     }

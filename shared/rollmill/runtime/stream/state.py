@@ -41,12 +41,8 @@ REPLACING = "="
 REPLACED = f"/{REPLACING}"
 
 
-def state_key_of(changelog_key: str) -> str:
-    """The state key that a changelog key belongs to."""
-    return changelog_key.rpartition("/")[0]
-
-
 def _state_key(changelog_key: bytes) -> bytes:
+    """The state key that a changelog key belongs to."""
     return changelog_key.rpartition(b"/")[0]
 
 

@@ -85,10 +85,6 @@ class PartitionLog:
         """All entries that a committed read from the start returns."""
         return self.read(self.start, None)[0]
 
-    def delete_before(self, offset: int) -> None:
-        self.start = max(self.start, offset)
-        self._entries = [entry for entry in self._entries if entry.offset >= self.start]
-
     def compact(self) -> None:
         """Keep the newest committed record of each key below the last stable offset, and no old tombstone."""
         stable = self.last_stable()

@@ -9,7 +9,7 @@ SEEDS ?= 20
 WITH_PROMETHEUS = prometheus=$$(.ci/debian-program prometheus prometheus unpacked) && export PATH="$$(dirname "$$prometheus"):$$PATH";
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas dashboards dashboards-preview chaos chaos-mutations clean
+.PHONY: help setup demo demo-llm test fuzz fuzz-http fuzz-records grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas dashboards dashboards-preview chaos chaos-mutations clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,12 @@ test: $(STAMP) ## Run all tests; those on Apache Kafka start their own broker
 fuzz: $(STAMP) ## Try 50,000 new generated sessions on the builder; EXAMPLES=500 tries fewer
 	@ROLLMILL_HYPOTHESIS_PROFILE=fuzz ROLLMILL_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest \
 	  tests/property/test_builder_properties.py tests/property/test_builder_restart.py $(ARGS)
+
+fuzz-http: $(STAMP) ## Send 50,000 odd requests to all of capture's routes; EXAMPLES=500 sends fewer
+	@ROLLMILL_HYPOTHESIS_PROFILE=fuzz ROLLMILL_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/fuzz/test_http_fuzz.py $(ARGS)
+
+fuzz-records: $(STAMP) ## Give 50,000 broken records to every reader and stage; EXAMPLES=500 gives fewer
+	@ROLLMILL_HYPOTHESIS_PROFILE=fuzz ROLLMILL_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/fuzz/test_record_fuzz.py $(ARGS)
 
 grading-soak: $(STAMP) ## Grade 500 sessions by evaluators of up to a minute, with a kill -9 in the middle
 	@ROLLMILL_GRADING_SECONDS=60 $(BIN)/python -m pytest -s tests/integration/test_grading_load.py $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +12,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.transaction import Offset, ProducerRecord, Transaction, translate
-from rollmill.runtime.stream.batch_processor import BatchProcessor, TransactionBatch
+from rollmill.runtime.stream.batch_processor import BatchProcessor, PreparedOutputs
 from rollmill.runtime.stream.task import Task
 
 MUTATION = "CHAOS_MUTATION"
@@ -65,14 +66,13 @@ def _ignore_sends() -> None:
 
 
 def _drop_changelog() -> None:
-    original: Callable[..., None] = BatchProcessor._add
+    original: Callable[..., PreparedOutputs] = BatchProcessor._prepared
 
-    def add(self: BatchProcessor[Any], work: TransactionBatch, *rest: Any) -> None:
-        original(self, work, *rest)
-        changelog = self._identity.changelog.topic
-        work.records = [record for record in work.records if record.topic != changelog]
+    def prepared(self: BatchProcessor[Any], *arguments: Any) -> PreparedOutputs:
+        found, changelog = original(self, *arguments), self._identity.changelog.topic
+        return replace(found, records=[record for record in found.records if record.topic != changelog])
 
-    _replace(BatchProcessor, "_add", add)
+    _replace(BatchProcessor, "_prepared", prepared)
 
 
 def _disable_fencing() -> None:

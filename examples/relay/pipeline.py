@@ -78,6 +78,7 @@ def _environment(upstream: str, capture_port: int, ranks: int) -> dict[str, str]
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [examples, os.environ.get("PYTHONPATH")])),
         "OMP_NUM_THREADS": "1",
+        "ROLLMILL_STRATEGY_MODULES": EVALUATOR.partition(":")[0],
         "ROLLMILL_UPSTREAM": upstream,
         "ROLLMILL_PORT": str(capture_port),
         "ROLLMILL_LINGER_MS": "200",

@@ -33,7 +33,8 @@ REFERENCE = b"\xc1rollmill-blob:"
 """Begins a value that refers to a blob (`rollmill.runtime.claim_check`). 0xC1 begins nothing in MessagePack, JSON or a
 safetensors file of any possible size, so headers stay as they are and no other value is taken for a reference."""
 
-Headers = tuple[tuple[str, bytes], ...]
+Headers = tuple[tuple[str, bytes | None], ...]
+"""Of a Kafka record, as received. A value may be null, and stays so wherever headers are copied."""
 
 
 def encode(record: Record, content_type: str = MSGPACK) -> bytes:
@@ -47,8 +48,9 @@ def encode(record: Record, content_type: str = MSGPACK) -> bytes:
 def decode(kind: Any, value: bytes | None, headers: Headers = ()) -> Any:
     """The record of type ``kind`` (a model or an annotated union) that ``value`` holds.
 
-    Raises PoisonRecordError with reason ``tombstone``, ``too_large``, ``unknown_content_type``, ``malformed``
-    (not decodable), ``invalid`` (decodable, but refused by the model) or ``unredeemed`` (a reference to a blob).
+    Raises PoisonRecordError, and nothing else whatever the bytes are, with reason ``tombstone``, ``too_large``,
+    ``unknown_content_type``, ``malformed`` (not decodable), ``invalid`` (decodable, but refused by the model) or
+    ``unredeemed`` (a reference to a blob).
     """
     if value is None:
         raise PoisonRecordError("tombstone", "the record has no value")
@@ -61,6 +63,8 @@ def decode(kind: Any, value: bytes | None, headers: Headers = ()) -> Any:
         return _adapter(kind).validate_python(data)
     except ValidationError as error:
         raise PoisonRecordError("invalid", _summary(error)) from error
+    except Exception as error:  # a validator meets types that it does not expect
+        raise PoisonRecordError("invalid", f"{type(error).__name__}: {error}") from error
 
 
 def _content_type(value: bytes, headers: Headers) -> str:
@@ -76,7 +80,7 @@ def _parse(value: bytes, content_type: str) -> Any:
             return orjson.loads(value)
         if content_type == MSGPACK:
             return msgpack.unpackb(value, raw=False, strict_map_key=False)
-    except (orjson.JSONDecodeError, ValueError, msgpack.UnpackException, RecursionError) as error:
+    except Exception as error:  # noqa: BLE001  # parsers raise many types, that of an unhashable key among them
         _malformed(content_type, error)
     raise PoisonRecordError("unknown_content_type", f"{content_type!r} is neither {JSON} nor {MSGPACK}")
 
@@ -98,8 +102,8 @@ def _summary(error: ValidationError) -> str:
     return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
 
 
-def header(headers: Iterable[tuple[str, bytes]], name: str) -> bytes | None:
-    """The last value of a header, as Kafka's own convention has it."""
+def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes | None:
+    """The last value of a header, as Kafka's own convention has it. None: it is missing, or its value is null."""
     found = None
     for key, value in headers:
         if key == name:

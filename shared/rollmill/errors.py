@@ -4,7 +4,7 @@ RollmillError
 ├── RetryableError        the same call may succeed later; retried with a budget
 │   └── InfrastructureError   what an evaluator depends on failed; after the last try: not graded, with a reason
 ├── NotGradedError        an evaluator can give no number, and trying again does not help: not graded, with a reason
-├── PoisonRecordError     this record only: dead letter with a reason code, go on
+├── PoisonRecordError     this record only: dead letter with a reason code, go on; ours count towards a limit
 ├── BackpressureError     come back later; HTTP 429 or 503 with Retry-After
 ├── InvalidInputError     the caller's input is wrong; HTTP 4xx with advice
 └── FatalError            stop the process; an operator has to act (exit code 70)
@@ -19,6 +19,10 @@ EXIT_CRASHED = 1
 """Something outside failed for too long; starting again may help."""
 EXIT_FATAL = 70
 EXIT_FENCED = 75
+
+OWN_FAULTS = frozenset({"stage_error", "outputs_refused", "output_too_large"})
+"""Reasons of dead letters that a fault of this code or its settings gives, and no content of a record alone. Only they
+count towards the limit that stops a task (rule T6); every other reason is what a client can cause."""
 
 
 class RollmillError(Exception):
@@ -60,6 +64,11 @@ class PoisonRecordError(RollmillError):
         self.reason = reason
         self.detail = detail
         self.units_held = units_held
+
+    @property
+    def own_fault(self) -> bool:
+        """Whether it counts towards the limit of dead letters: it is ours, and not the client's."""
+        return self.reason in OWN_FAULTS
 
 
 class BackpressureError(RollmillError):

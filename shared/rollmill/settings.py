@@ -11,7 +11,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, field_valida
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rollmill.errors import InvalidInputError
+from rollmill.models.spec_maxima import SpecMaxima
 from rollmill.runtime.failpoints import Failpoints
+
+PACKAGE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 
 
 class KafkaSettings(BaseSettings):
@@ -46,6 +49,9 @@ class KafkaSettings(BaseSettings):
     the prefix; empty: every value stays in its record, and larger ones are refused (rule C1)."""
     claim_check_bytes: int = Field(default=2**20, ge=2**16)
     """Larger values are stored there, with a reference in their records. Positions and the like stay in the log."""
+    spec_maxima: SpecMaxima = SpecMaxima()
+    """The most that a session's spec may ask for, as JSON of what differs from the defaults; the same for every
+    program: capture refuses to open a session that asks for more, and the evaluator does not grade it."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """Protocol of the broker's listener: SSL is TLS, SASL is with a user's name and password."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
@@ -118,12 +124,18 @@ class ServiceSettings(KafkaSettings):
     drain_seconds: float = Field(default=30.0, gt=0)
     """How long a stopping service may take to finish what is in hand; below the pod's grace period."""
     dead_letter_limit: PositiveInt = 100
-    """Dead letters in hand before a task stops: a bad deploy must not drain the topic."""
+    """Dead letters in hand by faults of the service, of distinct keys, before a task stops: a bad deploy must not drain
+    the topic. What clients cause is not counted."""
     dead_letter_leak: PositiveInt = 100
     """Good records that forgive one dead letter."""
     health_host: str = "127.0.0.1"
     health_port: NonNegativeInt = 0
     """Of /live, /ready and /metrics; 0 takes a free port and logs it."""
+    strategy_modules: str = Field(default="", pattern=rf"^ *({PACKAGE}( *, *{PACKAGE})*)? *$")
+    """Packages with classes that a spec or a setting may name as ``module:ClassName``, separated by commas: ``mypkg``
+    allows ``mypkg`` and ``mypkg.graders``. Specs come from clients and importing a module runs it, so by default there
+    are none, and strategies are those that installed packages register as entry points. Every service of a prefix, and
+    the command line, needs the same list. It is read from the environment alone."""
     log_level: str = "INFO"
     log_json: bool = True
     host_label: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")

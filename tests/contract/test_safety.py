@@ -193,3 +193,18 @@ def test_a_refused_setting_keeps_its_secret(service: str, given: dict[str, str],
     assert done.returncode != 0
     assert complaint in done.stderr
     assert "sesame" not in done.stdout + done.stderr
+
+
+ENDS_WITH_A_DOLLAR = re.compile(r"""^([A-Z_]+) = (?:re\.compile\()?rf?"[^"\n]*\$"\)?$""", re.MULTILINE)
+ON_LINES = "frameworks"
+"""The parsers of test output match lines, from which ``splitlines`` has taken the ends."""
+
+
+def test_f18_a_pattern_with_a_dollar_is_matched_in_full() -> None:
+    """With ``match`` a dollar accepts a line feed after it; ``fullmatch`` and pydantic's patterns do not."""
+    texts = {path: path.read_text() for path in sources() if ON_LINES not in path.parts and "tests" not in path.parts}
+    names = {name for text in texts.values() for name in ENDS_WITH_A_DOLLAR.findall(text)}
+    assert {"IDENTIFIER_PATTERN", "REVISION", "DIGEST"} <= names
+    either = "|".join(sorted(names))
+    loose = re.compile(rf"\b(?:{either})\.(?:match|search)\(|re\.(?:match|search)\((?:{either})\b")
+    assert {str(path): loose.findall(text) for path, text in texts.items() if loose.search(text)} == {}

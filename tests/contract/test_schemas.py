@@ -60,7 +60,6 @@ def test_examples_survive_both_formats(example: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "change"),
     [
-        ("completion_record", {"surprise": 1}),
         ("completion_record", {"session_id": "a/b"}),
         ("session_closed", {"status": "done"}),
         ("evaluation", {"outcome_reward": "1.0"}),

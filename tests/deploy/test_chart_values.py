@@ -13,6 +13,7 @@ from helm_python.chart import lint
 from helm_python.errors import HelmRenderError, HelmValuesError
 
 from deploy.chart_files import CHART, topics_file, values_schema
+from rollmill_evaluator.settings import EvaluatorSettings
 
 MINIMAL = CHART / "ci" / "minimal-values.yaml"
 
@@ -35,6 +36,17 @@ def test_what_follows_from_the_code_is_as_the_code_says() -> None:
     assert (CHART / "files" / "topics.yaml").read_text() == topics_file(), "run `make schemas`"
 
 
+def test_f5_the_evaluators_memory_holds_all_jobs_that_may_run_at_once() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["services"]["evaluator"]
+    settings = EvaluatorSettings(**values["settings"])
+    limit = int(values["resources"]["limits"]["memory"].removesuffix("Gi")) * 1024
+    own = 2048
+    assert settings.sandbox_jobs * settings.spec_maxima.memory_mib + own <= limit
+    assert settings.spec_maxima.disk_mib <= settings.spec_maxima.memory_mib
+    in_hand = len(settings.evaluator_classes) * settings.evaluator_bytes
+    assert 2 * in_hand + settings.sandbox_jobs * 8 * settings.spec_maxima.output_kib * 1024 <= own * 2**20
+
+
 @pytest.mark.parametrize("path", sorted((CHART / "ci").glob("*.yaml")), ids=lambda path: path.stem)
 def test_helm_has_nothing_to_complain_about(path: Path) -> None:
     found = lint(CHART, yaml.safe_load(path.read_text()), strict=True)
@@ -51,6 +63,7 @@ def test_helm_has_nothing_to_complain_about(path: Path) -> None:
         ("settings/partition", 4),
         ("settings/sasl_password", "in the clear"),
         ("settings/process_index", 1),
+        ("settings/spec_maxima", 7),
         ("services/trainer", {"enabled": True}),
         ("services/batcher/replicas", 2),
         ("services/builder/settings/groups_per_step", 2),

@@ -18,7 +18,7 @@ from rollmill.runtime.supervisor import DRAIN_ORDER
 from rollmill.settings import KafkaSettings, ServiceSettings
 from rollmill.topics import REGISTRY
 from rollmill_builder.settings import BuilderSettings
-from rollmill_capture.http.requests import accepted_keys
+from rollmill_capture.http.keys import accepted_keys
 from rollmill_capture.settings import CaptureSettings
 
 ROOT = Path(__file__).parents[2]
@@ -176,6 +176,12 @@ def test_only_this_machine_is_let_in(services: dict[str, Service]) -> None:
     ports = [port for service in services.values() for port in service.get("ports", [])]
     assert all(port.startswith("127.0.0.1:") for port in ports)
     assert len({port.split(":")[1] for port in ports}) == len(ports)
+
+
+def test_metrics_and_health_are_not_published(services: dict[str, Service]) -> None:
+    inside = {port.split(":")[2] for service in services.values() for port in service.get("ports", [])}
+    assert not {environment(services[name])["ROLLMILL_HEALTH_PORT"] for name in DRAIN_ORDER} & inside
+    assert ServiceSettings.model_fields["health_host"].default == "127.0.0.1"
 
 
 def test_volumes_and_files_are_there(compose: dict[str, Any], services: dict[str, Service]) -> None:

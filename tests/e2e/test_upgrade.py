@@ -2,7 +2,7 @@
 
 The services of the first run are killed with sessions open, trajectories that wait for an evaluation, groups that wait
 for members, a step that nobody has trained, and calls in capture's spool. The services of the second run take over
-their topics and their spool. Both orders: an upgrade, and the way back.
+their topics and their spool. Both orders: an upgrade, and the way back. And both at once, as in a rolling upgrade.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ from rollmill.trainer import BatchStream
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
 
 WHEEL = Path(__file__).parents[1] / "fixtures" / "wheels" / "rollmill-0.1.0-py3-none-any.whl"
-STAGES = ("builder", "evaluator", "reward_merger", "batcher")
+SHARED_STAGES = ("builder", "reward_merger")
+"""Of each, one process of either release may run half of the tasks."""
+STAGES = (*SHARED_STAGES, "evaluator", "batcher")
 MEMBERS, TURNS, TOKENS, GROUPS_PER_STEP, STEPS = 4, 3, 5, 3, 3
 CUT, WAITING, SHORT, UNGRADED, OPEN, SPOOLED, NEW = range(3), 3, 4, 5, 6, 7, 8
 """Groups by what the first run leaves of them: cut into a step; whole; one member short; without an evaluation; with
 sessions that still run; with calls in the spool; not begun."""
+REPORTED = [group for group in range(GROUPS_PER_STEP * STEPS + 1) if group != UNGRADED]
 CAPTURED = GROUPS_PER_STEP * STEPS * MEMBERS * TURNS * TOKENS
 WAIT = 90.0
 
@@ -120,11 +123,14 @@ class Run:
     engine: str
 
     @asynccontextmanager
-    async def stages(self) -> AsyncIterator[None]:
+    async def stages(self, services: Iterable[str] = STAGES, half: int | None = None) -> AsyncIterator[None]:
+        """``half``: process 0 or 1 of two, of the stages that have as many tasks as there are partitions."""
+        share = {} if half is None else {"ROLLMILL_PROCESSES": "2", "ROLLMILL_PROCESS_INDEX": str(half)}
         batcher = {"ROLLMILL_GROUPS_PER_STEP": str(GROUPS_PER_STEP), "ROLLMILL_MAX_STALENESS": "none"}
         async with AsyncExitStack() as stack:
-            for service in STAGES:
+            for service in services:
                 environment = {**self._kafka(), **batcher, "ROLLMILL_HEALTH_PORT": str(free_port())}
+                environment |= share if service in SHARED_STAGES else {}
                 await stack.enter_async_context(service_process(f"rollmill_{service}", environment))
             yield
 
@@ -266,3 +272,25 @@ async def test_one_release_finishes_what_the_other_began(order: str, earlier: En
             assert settled.balanced, settled.as_json()
             assert (settled.total.trained, settled.total.pending) == (CAPTURED, 0), settled.as_json()
             assert await read(settings, DEAD_LETTERS, 0) == []
+
+
+async def test_both_releases_serve_one_run_side_by_side(earlier: Environment, tmp_path: Path) -> None:
+    """As while an upgrade rolls: half of the tasks of builder and merger, and one of two evaluators, are newer."""
+    async with EmbeddedKafka(tmp_path / "kafka", BrokerConfig(test_mode=True)) as kafka:
+        settings = KafkaSettings(
+            bootstrap_servers=kafka.bootstrap_servers, prefix="rolling.", partitions=4, batch_partitions=1
+        )
+        await apply_topics(settings)
+        old, new = (Run(settings, each, tmp_path / "spool", "http://127.0.0.1:9") for each in (earlier, {}))
+        newer = [service for service in STAGES if service != "batcher"]
+        async with old.stages(half=0), new.stages(newer, half=1):
+            for group in REPORTED:
+                await new.produce(event for event in whole(group) if event["type"] != "session_closed")
+                await new.produce(event for event in whole(group) if event["type"] == "session_closed")
+            assert await asyncio.to_thread(train, settings) == CAPTURED
+        built = await read(settings, BUILT, len(REPORTED) * MEMBERS)
+        assert {record.partition % 2 for record in built} == {0, 1}
+        settled = await settled_balance(settings)
+        assert settled.balanced, settled.as_json()
+        assert (settled.total.trained, settled.total.pending) == (CAPTURED, 0), settled.as_json()
+        assert await read(settings, DEAD_LETTERS, 0) == []

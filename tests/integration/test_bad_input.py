@@ -47,7 +47,7 @@ BAD_EVENTS = [
     ("invalid", GOOD.replace(b"-0.25", b'"-0.25"')),
     ("invalid", event("no_such_event")),
     ("unknown_strategy", event("session_opened", spec={"builder": {"strategy": "prefix_mergign"}})),
-    ("output_too_large", completion("huge", [-0.5, -0.25], request={"messages": [{"content": "x" * (8 * MIB)}]})),
+    ("too_large", completion("huge", [-0.5, -0.25], request={"messages": [{"content": "x" * (8 * MIB)}]})),
 ]
 
 

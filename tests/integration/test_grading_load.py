@@ -67,6 +67,7 @@ def environment(settings: RewardMergerSettings, *classes: str) -> Mapping[str, s
         "ROLLMILL_EVALUATOR_CONCURRENCY": "256",
         "ROLLMILL_EVALUATOR_RETRY_SECONDS": "0.1",
         "PYTHONPATH": str(PROGRAMS),
+        "ROLLMILL_STRATEGY_MODULES": "scripted_grader",
     }
 
 

@@ -302,6 +302,60 @@ print("tried")"""
         assert f"\n{LIMITS.disk_bytes}\n" in outcome.output.text
 
 
+STORE = """
+import sys, time
+for number, place in enumerate(sys.argv[1:]):
+    with open(f"{place}/stored{number}", "wb") as file:
+        for _ in range(60):
+            file.write(bytes(2**20))
+print("stored", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("places", [(WORK, "/tmp"), (WORK, "/dev/shm"), ("/tmp", "/dev/shm")])  # noqa: S108  # inside of the sandbox
+async def test_f5_what_is_stored_in_memory_counts_as_memory(attempt: Attempt, places: tuple[str, str]) -> None:
+    outcome = await attempt(STORE, *places, limits=replace(LIMITS, disk_bytes=2**30))
+    assert outcome.ending is Ending.EXHAUSTED
+    assert outcome.seconds < 25
+
+
+async def test_f5_what_is_stored_and_what_is_used_count_together(attempt: Attempt) -> None:
+    limits = replace(LIMITS, disk_bytes=2**30, address_space_bytes=None)
+    outcome = await attempt(f"block = b'x' * (50 * 2**20)\n{STORE}", "/tmp", limits=limits)  # noqa: S108  # inside of the sandbox
+    assert outcome.ending is Ending.EXHAUSTED
+
+
+async def test_f5_a_disk_is_no_larger_than_the_memory(attempt: Attempt) -> None:
+    code = f"""
+import os
+for place in ("{WORK}", "/tmp", "/dev/shm"):
+    found = os.statvfs(place)
+    print(found.f_blocks * found.f_frsize <= {LIMITS.memory_bytes})
+"""
+    outcome = await attempt(code, limits=replace(LIMITS, disk_bytes=10**15))
+    assert outcome.output.text == "True\nTrue\nTrue\n"
+
+
+async def test_f5_no_limit_on_output_makes_the_service_keep_it(sandbox: Sandbox) -> None:
+    """However much a job may say, its output is held in the memory of the service, which serves others too."""
+    code = f"""
+import asyncio, pathlib, resource
+from rollmill.strategies.sandbox import Job, JobLimits, Step
+from rollmill_evaluator.sandbox.bubblewrap import Bubblewrap
+sandbox = Bubblewrap(pathlib.Path({str(getattr(sandbox, "program", ""))!r}), {getattr(sandbox, "uid", None)!r})
+job = Job((Step("yes", ("yes",)),), limits=JobLimits(seconds=4.0, output_bytes=2**40))
+outcome = asyncio.run(sandbox.run(job))
+text = outcome.output.text
+print(outcome.ending, outcome.output.dropped > 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    service = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await service.communicate()
+    ending, dropped, mebibytes = printed.decode().split()
+    assert (ending, dropped) == ("timed_out", "True")
+    assert int(mebibytes) < 300
+
+
 async def test_a_full_disk_hides_no_exit_code(attempt: Attempt) -> None:
     code = """
 import sys

@@ -17,6 +17,7 @@ from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView, TaskLocal
+from rollmill.runtime.stream.runner import run_stages
 from rollmill.runtime.stream.task import Task, TaskTools
 from rollmill.runtime.stream.task_identity import task_identity
 from rollmill.runtime.telemetry.clock import SystemClock
@@ -24,7 +25,7 @@ from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.settings import ServiceSettings
 from rollmill.testing.topic_log import dead_letter_info, produce, read
-from rollmill.topics import DEAD_LETTERS, OUTCOMES, Partitioning, Topic, changelog
+from rollmill.topics import DEAD_LETTERS, OUTCOMES, Partitioning, Topic, changelog, partition_of
 
 pytestmark = pytest.mark.kafka
 
@@ -157,14 +158,51 @@ async def test_a_refused_send_is_never_committed_and_only_its_record_is_set_asid
 
 
 async def test_a_bad_deploy_stops_instead_of_draining_the_topic(settings: ServiceSettings) -> None:
-    await send(settings, *["bad"] * 6)
-    for _ in range(2):  # the limit survives a crash loop
-        with pytest.raises(FatalError, match="more than 5 dead letters"):
+    bugs = [(f"k{number}", b"bug") for number in range(8)]
+    await produce(settings, INPUT, bugs, headers=())
+    for sources in ("6 x stage_error .first at in/0@0", "1 x stage_error .first at in/0@5"):  # survives a crash loop
+        with pytest.raises(FatalError, match=f"more than 5 dead letters.*{sources}"):
             await make_task(settings).run(asyncio.Event())
+        assert len(await read(settings, DEAD_LETTERS, 5)) == 5  # nt06: committed, so that they can be looked at
     await send(settings, "a")
     async with running(settings.model_copy(update={"dead_letter_limit": 10})):
         assert await outputs(settings, 1) == [b"a=1"]
-        assert len(await read(settings, DEAD_LETTERS, 6)) == 6
+        assert len(await read(settings, DEAD_LETTERS, 8)) == 8
+
+
+async def test_f2_a_task_over_its_limit_leaves_the_other_partitions_running(settings: ServiceSettings) -> None:
+    two = settings.model_copy(update={"prefix": f"{settings.prefix}two.", "partitions": 2})
+    await apply_topics(two, TOPICS)
+    tools = TaskTools(two, KafkaClients(two), SystemClock(), Metrics("counter"), Health())
+    stop = asyncio.Event()
+    job = asyncio.create_task(run_stages([Counter()], tools, stop))
+    keys = [f"k{number}" for number in range(40)]
+    bad, good = ([key for key in keys if partition_of(key.encode(), 2) == number] for number in range(2))
+    await produce(two, INPUT, [(key, b"bug") for key in bad[:8]], headers=())
+    await read(two, DEAD_LETTERS, 5)
+    await produce(two, INPUT, [(good[0], b"a")], headers=())
+    assert [record.value for record in await read(two, OUTPUT, 1)] == [b"a=1"]
+    assert not job.done()
+    stop.set()
+    with pytest.raises(FatalError, match="more than 5 dead letters"):
+        await job
+
+
+async def test_f2_bad_records_of_clients_never_stop_a_task(settings: ServiceSettings) -> None:
+    await produce(settings, INPUT, [(f"k{number}", b"bad") for number in range(200)], headers=())
+    await send(settings, *["bug"] * 50, "a")  # of one key, which counts once
+    async with running(settings):
+        assert await outputs(settings, 1) == [b"a=1"]
+        assert len(await read(settings, DEAD_LETTERS, 250)) == 250
+
+
+async def test_nt01_a_header_without_a_value_breaks_nothing(settings: ServiceSettings) -> None:
+    null = ("traceparent", None)
+    await produce(settings, INPUT, [("k", b"bad"), ("k", b"a")], headers=(null, ("x", b"y")))
+    async with running(settings):
+        assert await outputs(settings, 1) == [b"a=1"]
+        (letter,) = await read(settings, DEAD_LETTERS, 1)
+    assert letter.headers[:2] == (null, ("x", b"y"))
 
 
 async def test_a_superseded_owner_exits_fenced_and_stays_out(settings: ServiceSettings) -> None:

@@ -107,9 +107,16 @@ async def test_exit_code_70_is_reported_with_the_tail_of_the_log(world: World) -
     assert world.supervisor.starts("one") == 1
 
 
-async def test_a_program_that_is_done_stays_down(world: World) -> None:
+async def test_f3_a_program_that_ends_without_a_stop_request_is_restarted(world: World) -> None:
     await world.supervisor.start(world.program("one", "raise SystemExit(0)"))
-    await world.until("one: exit code 0")
+    await world.until("one: exit code 0 without a stop request", times=2)
+    await world.until("one: restart in", times=2)
+
+
+async def test_a_program_that_stopped_on_request_stays_down(world: World) -> None:
+    await world.supervisor.start(world.program("one"))
+    await world.supervisor.wait_ready("one")
+    await world.supervisor.stop("one")
     with pytest.raises(FatalError, match="before it was ready"):
         await world.supervisor.wait_ready("one")
     assert world.supervisor.starts("one") == 1

@@ -485,6 +485,8 @@ def test_a_publisher_knows_what_was_announced_before_it(settings: KafkaSettings)
         assert publisher.resume(2) == PolicyVersion(1, 2)
         with pytest.raises(InvalidInputError, match=r"epoch 1 .* was used already"):
             publisher.resume(2, epoch=1)
+        with pytest.raises(InvalidInputError, match=r"skips epochs: the next one is 2"):  # f11
+            publisher.resume(2, epoch=1_700_000_000)
         publisher.update(3)
     announced: list[PolicyAnnouncement] = everything(settings, POLICIES)
     assert [(item.version, item.resumed_from) for item in announced] == [((0, 3), None), ((1, 2), 2), ((1, 3), None)]

@@ -68,9 +68,9 @@ SETTINGS = ServiceSettings(
 )
 
 WORDS = ["u", "v"]
-COMMANDS = st.sampled_from(
-    [*(f"{verb} {word}" for verb in ("add", "add", "set", "end") for word in WORDS), "bad u", "bug u", "huge u"]
-)
+FAULTY = ["bad u", "bug u", "huge u", "bug v", "huge w"]
+"""Of clients, and ours by more keys than the limit."""
+COMMANDS = st.sampled_from([*(f"{verb} {word}" for verb in ("add", "add", "set", "end") for word in WORDS), *FAULTY])
 
 CALLS = st.sampled_from(["start", "send", "offsets", "commit", "commit", "fetch", "look"])
 FAULTS = st.sampled_from(LinkFault)
@@ -158,17 +158,24 @@ class Model:
     letters: list[int] = field(default_factory=list)
     state: dict[str, Offsets] = field(default_factory=dict)
     level: float = 0.0
+    keys: set[str] = field(default_factory=set)
     highest: float = 0.0
 
     def take(self, entry: LogEntry) -> None:
         verb, word = (entry.value or b"").decode().split()
         if verb in ("bad", "bug", "huge"):
             self.letters.append(entry.offset)
-            self.level += 1
+            self._count(verb, word)
         else:
             self._tell(entry.offset, verb, word)
             self.level = max(0.0, self.level - 1 / LEAK)
+            self.keys = self.keys if self.level else set()
         self.highest = max(self.highest, self.level)
+
+    def _count(self, verb: str, key: str) -> None:
+        if verb != "bad" and key not in self.keys:
+            self.level += 1
+            self.keys.add(key)
 
     def _tell(self, offset: int, verb: str, word: str) -> None:
         self.accepted.append(offset)
@@ -313,7 +320,8 @@ class EngineMachine(RuleBasedStateMachine):
     def produce(self, commands: list[str], *, committed: bool) -> None:
         for command in commands:
             status = TransactionStatus.COMMITTED if committed else TransactionStatus.ABORTED
-            self.cluster.broker.produce(self.cluster.input, b"k", command.encode(), status=status)
+            key = command.split()[1].encode()
+            self.cluster.broker.produce(self.cluster.input, key, command.encode(), status=status)
 
     @precondition(lambda self: len(self.cluster.alive()) < 3)
     @rule(seconds=st.sampled_from([0.001, 0.003, 0.007]))
@@ -507,7 +515,8 @@ def without_position_of_the_doubtful_transaction(patch: pytest.MonkeyPatch) -> N
 
 
 def without_a_remembered_dead_letter_level(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Task, "_dead_letter_level", lambda _: 0.0)
+    settle = BatchProcessor.settle
+    patch.setattr(BatchProcessor, "settle", lambda self, _, *, committed: settle(self, None, committed=committed))
 
 
 def without_telling_of_rollbacks(patch: pytest.MonkeyPatch) -> None:
@@ -517,9 +526,9 @@ def without_telling_of_rollbacks(patch: pytest.MonkeyPatch) -> None:
 def without_telling_of_commits(patch: pytest.MonkeyPatch) -> None:
     settle = BatchProcessor.settle
 
-    def keep(self: BatchProcessor[Any], level: float, *, committed: bool) -> None:
+    def keep(self: BatchProcessor[Any], position: Position | None, *, committed: bool) -> None:
         local, self.local = self.local, TaskLocal() if committed else self.local
-        settle(self, level, committed=committed)
+        settle(self, position, committed=committed)
         self.local = local
 
     patch.setattr(BatchProcessor, "settle", keep)

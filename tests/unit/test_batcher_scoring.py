@@ -11,6 +11,7 @@ import pytest
 from rollmill.errors import ConfigurationError, InvalidInputError
 from rollmill.models import RefillRequest, Trajectory
 from rollmill.strategies import BaseGroupScorer, BasePairwiseScorer
+from rollmill.strategies.allow_list import SETTING
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.trajectories import sample_trace, sample_trajectory
 from rollmill.topics import BATCHES, REFILLS, TRAJECTORIES
@@ -166,7 +167,8 @@ def test_a_scorer_that_fails_stops_the_batcher(kind: str) -> None:
         ticked([answered(f"s{n}", "a", size=2) for n in (0, 1)], scoring=Scoring("mine", Broken(kind)))
 
 
-def test_a_scorer_is_set_by_name_or_class() -> None:
+def test_a_scorer_is_set_by_name_or_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, __name__)
     named = BatcherSettings(group_scorer="majority", group_scorer_config={"field": "final"}).batcher_config().scoring
     own = BatcherSettings(group_scorer=f"{__name__}:Longest").batcher_config().scoring
     assert named is not None

@@ -388,6 +388,17 @@ def test_a_word_about_a_step_that_was_never_cut_is_a_dead_letter() -> None:
     assert [error.reason for _, error in task.dead_letters] == ["unknown_step", "unknown_step"]
 
 
+def test_f11_an_announcement_that_skips_epochs_is_ignored() -> None:
+    task = task_of()
+    announce(task, 3)
+    announce(task, 4, epoch=1_700_000_000, resumed_from=3)
+    announce(task, 4, epoch=1, resumed_from=3)
+    assert task.counts["announcements_that_skip_epochs"] == 1
+    feed(task, *pair("g"))
+    task.punctuate(200.0)
+    assert batches(task)[0].header.policy_version == PolicyVersion(1, 4)
+
+
 def test_forks_of_later_epochs_are_kept() -> None:
     task = task_of()
     announce(task, 14)

@@ -20,6 +20,7 @@ from rollmill.models import (
     TrajectoryStatus,
 )
 from rollmill.strategies import BaseIncrementalBuilder, BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
+from rollmill.strategies.allow_list import SETTING
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.sessions import assistant, completion, session_of, user
 from rollmill.topics import BUILT, COMPLETIONS
@@ -181,6 +182,7 @@ def test_incremental_builders_are_found_by_their_path(monkeypatch: pytest.Monkey
         "    def finish(self, state, session): return trajectory_of(session, metadata={'calls': state})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(SETTING, "my_builders")
     run = task()
     feed(run, opened("my_builders:Counting"), *calls(), closed())
     assert trajectory(run).metadata == {"calls": 2}

@@ -27,16 +27,19 @@ from rollmill.models import (
     Trajectory,
     TrajectoryStatus,
 )
-from rollmill.runtime.stream.processor import InputRecord
+from rollmill.runtime.stream.processor import InputRecord, Outputs, StateUpdate
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
+from rollmill.strategies.allow_list import SETTING
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.samples.sessions import completion
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES, STATE_BUILDER
 from rollmill_builder.app import build
 from rollmill_builder.merging.per_request import PerRequestBuilder
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
+from rollmill_builder.sessions.session_state import OpenSession
 from rollmill_builder.settings import BuilderSettings
 from rollmill_builder.stage import BuilderStage, BuilderState
+from rollmill_builder.storage.call_parts import call_digest
 
 PARTITIONS = 4
 
@@ -213,13 +216,43 @@ def test_attempts_are_apart() -> None:
     assert [(item.attempt, item.trained_tokens) for item in trajectories(run)] == [(1, 2), (2, 2)]
 
 
-@pytest.mark.parametrize(("key", "partition"), [("s2", 1), ("s1", 2), ("", 1)])
-def test_a_misplaced_record_is_refused_with_advice(key: str, partition: int) -> None:
+def test_f10_a_session_with_an_empty_choice_ends() -> None:
     run = task()
-    run.feed(COMPLETIONS, call(), key=key, partition=partition)
+    empty = CompletionRecord.model_validate({"session_id": SESSION, "completion_id": "c0", "choices": [{}]})
+    feed(run, opened(), empty, call(), closed())
+    (trajectory,) = trajectories(run)
+    assert (trajectory.trained_tokens, trajectory.error, run.dead_letters) == (2, None, [])
+
+
+def test_f10_a_session_whose_calls_cannot_be_read_ends_with_every_token_excluded() -> None:
+    run = task()
+    feed(run, opened(), call())
+    (session,) = [value for _, value in run.state.items() if isinstance(value, OpenSession)]
+    record = call("c2", reply=(5, 9, 7))
+    digest, parts = call_digest(record)
+    unreadable = session.call_update(record, parts, digest).replace(rest=b"\x81\xa7choices\x01")
+    run.state.stage(Outputs(updates=(StateUpdate("s1:1", encode(unreadable)),)), "b")
+    feed(run, closed(), closed())
+    (trajectory,) = trajectories(run)
+    assert (trajectory.status, trajectory.traces, run.dead_letters) == (TrajectoryStatus.ERROR, (), [])
+    assert [(item.reason, item.tokens) for item in trajectory.excluded] == [("unreadable", 5)]
+    assert run.counts["excluded_unreadable"] == 5
+
+
+@pytest.mark.parametrize(("key", "partition"), [("s2", 1), ("s1", 2), ("", 1)])
+def test_m3_a_misplaced_record_is_rerouted_once_with_its_bytes(key: str, partition: int) -> None:
+    run, value = task(), encode(call())
+    run.feed(COMPLETIONS, value, key=key, partition=partition, headers=(("who", None),))
+    (sent,) = run.of(COMPLETIONS)
+    assert (sent.key, sent.partition, sent.value) == ("s1", 1, value)
+    assert sent.headers[:2] == (("who", None), ("rerouted", b"%d:0" % partition))
+    assert run.counts == {"completions_rerouted": 1}
+    run.feed(COMPLETIONS, value, key=sent.key, headers=sent.headers)
+    assert run.counts["completions"] == 1
+    run.feed(COMPLETIONS, value, key=key, partition=partition, headers=sent.headers)
     ((_, error),) = run.dead_letters
     assert error.reason == "wrong_partition"
-    assert "murmur2" in error.detail or "session id" in error.detail
+    assert "murmur2" in error.detail
 
 
 def test_an_unknown_strategy_is_refused_and_the_session_goes_on_with_defaults() -> None:
@@ -246,7 +279,8 @@ def test_output_that_is_no_json_is_refused_and_the_session_stays_open() -> None:
     assert len(run.of(BUILT)) == 1
 
 
-def test_the_service_knows_both_strategies() -> None:
+def test_the_service_knows_both_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "rollmill_builder")
     service = build(BuilderSettings(partitions=PARTITIONS))
     (stage,) = service.stages
     assert isinstance(stage, BuilderStage)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from rollmill.models import CompletionRecord, Trajectory
 from rollmill.strategies import builder_registry
+from rollmill.strategies.allow_list import SETTING
 from rollmill.strategies.decoding import decoder
 from rollmill.testing.samples.sessions import assistant, completion, session_of, user
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
@@ -36,6 +37,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tokenizer(request: pytest.FixtureRequest, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "toy_spelling.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(SETTING, "toy_spelling")
     return file if request.param == "file" else "toy_spelling:spell"
 
 
@@ -104,7 +106,10 @@ def c1_message(message: dict[str, Any]) -> bytes:
         ("os:name", "no callable"),
     ],
 )
-def test_a_tokenizer_that_is_not_there_is_refused_when_the_session_opens(source: str, message: str) -> None:
+def test_a_tokenizer_that_is_not_there_is_refused_when_the_session_opens(
+    source: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SETTING, "os,no_such_module")
     with pytest.raises(ValueError, match=message):
         decoder(source)
     with pytest.raises(ValueError, match=message):

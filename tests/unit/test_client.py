@@ -32,7 +32,7 @@ from rollmill_capture.admission import Admission, AdmissionLimits
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.http.application import CaptureParts, assemble
-from rollmill_capture.http.requests import digest_of
+from rollmill_capture.http.keys import digest_of
 from rollmill_capture.http.server import serve
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream

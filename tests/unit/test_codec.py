@@ -25,7 +25,6 @@ JSON: Headers = ((CONTENT_TYPE, b"application/json; charset=utf-8"),)
         (msgpack.packb(7), (), "invalid"),
         (b'{"outcome_reward": NaN}', JSON, "malformed"),
         (b'{"outcome_reward": true}', JSON, "invalid"),
-        (b'{"unknown": 1}', JSON, "invalid"),
     ],
 )
 def test_bad_bytes_have_a_named_reason(value: bytes | None, headers: Headers, reason: str) -> None:

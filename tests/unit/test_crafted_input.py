@@ -23,7 +23,7 @@ from rollmill.ops.ledger.reader import read_rewound
 from rollmill.testing.samples.batches import SampleTrace, step_values
 from rollmill.topics import COMPLETIONS
 from rollmill.trainer.layouts.safetensors_reader import read_batch
-from rollmill_capture.http.requests import parse_object
+from rollmill_capture.bodies import parse_object
 from rollmill_capture.sse import MAX_EVENT, EventParser, EventTooLargeError
 
 MIB = 2**20

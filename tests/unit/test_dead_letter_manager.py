@@ -44,7 +44,9 @@ def letter_record(
     return record(offset, emit.key.encode(), emit.value, emit.headers)
 
 
-def record(offset: int, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]]) -> ConsumerRecord[bytes, bytes]:
+def record(
+    offset: int, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes | None]]
+) -> ConsumerRecord[bytes, bytes]:
     name, at = DEAD_LETTERS.full_name("t."), 1000_000 * (offset + 1)
     return ConsumerRecord(name, 3, offset, at, 0, key, value, None, len(key), len(value), tuple(headers))
 

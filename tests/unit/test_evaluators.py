@@ -140,7 +140,7 @@ async def test_an_evaluator_that_cannot_be_made_is_not_a_number(spec: EvaluatorS
 
 
 async def test_the_deadline_is_the_services_or_the_sessions_whichever_is_sooner() -> None:
-    assert (await graded("hang", seconds=0.01)).not_graded == "evaluator_timeout"
+    assert (await graded("hang", seconds=0.1)).not_graded == "evaluator_timeout"
     spec = EvaluatorSpec(strategy="scripted", config={"does": "hang"})
     hurried = session(spec=SessionSpec(evaluation_seconds=0.01))
     assert (await grader().grade(hurried, "digest", spec)).not_graded == "evaluator_timeout"

@@ -277,6 +277,8 @@ def test_a_misplaced_evaluation_is_sent_on_with_its_bytes(task: Task) -> None:
     task.feed(BUILT, built("judge"))
     task.feed(EVALUATIONS, value, headers=emit.headers)
     assert summary(task) == [(0, 1.0, None)]
+    task.feed(EVALUATIONS, value, partition=wrong, headers=emit.headers)
+    assert [error.reason for _, error in task.dead_letters] == ["wrong_partition"]
 
 
 def test_a_misplaced_trajectory_is_a_dead_letter_with_advice(task: Task) -> None:

@@ -25,6 +25,7 @@ from rollmill.models import (
     Trajectory,
     VersionRun,
     expand,
+    is_identifier,
     run_lengths,
     staleness,
     trained_versions,
@@ -65,7 +66,6 @@ def trace(**changes: Any) -> Trace:
         ({"versions": [[[0, 3], 2]]}, "versions cover 2 tokens of 3"),
         ({"reward": float("inf")}, "finite"),
         ({"reward": True}, "bool"),
-        ({"surprise": 1}, "Extra inputs"),
     ],
 )
 def test_a_trace_refuses_what_would_train_wrongly(changes: dict[str, Any], complaint: str) -> None:
@@ -215,3 +215,9 @@ def test_the_reward_of_a_rollout_is_the_outcome_or_the_weighted_mean_of_its_trac
 def test_a_group_size_is_a_whole_number(size: object) -> None:
     with pytest.raises(ValidationError):
         SessionSpec.model_validate({"group_size": size})
+
+
+@pytest.mark.parametrize("text", ["abc\n", "abc\n\n", "\nabc", "a\r", "", "a" * 129, "-a", "a b", "é"])
+def test_f18_an_identifier_is_one_from_its_first_to_its_last_character(text: str) -> None:
+    assert not is_identifier(text)
+    assert is_identifier("abc")

@@ -13,6 +13,7 @@ from relay.task import encode
 from rollmill.errors import InvalidInputError
 from rollmill.models import StrategySpec, Trace, TraceTurn, Trajectory, TrajectoryStatus
 from rollmill.strategies import EvaluationContext, evaluator_registry
+from rollmill.strategies.allow_list import SETTING
 
 GOOD = Report(
     reward_first=0.2,
@@ -73,7 +74,10 @@ def trajectory(*replies: str) -> Trajectory:
 @pytest.mark.parametrize(
     ("replies", "wanted"), [(("1", "2", "3"), 1.0), (("1", "3", "3"), 2 / 3), (("1",), 1 / 3), (("12", "", "u"), 0.0)]
 )
-async def test_the_reward_is_the_share_of_right_turns(replies: Sequence[str], wanted: float) -> None:
+async def test_the_reward_is_the_share_of_right_turns(
+    replies: Sequence[str], wanted: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SETTING, "relay.evaluator")
     grader = evaluator_registry().create(
         StrategySpec(strategy="relay.evaluator:RelayEvaluator", config={"digits": "123"})
     )
@@ -91,7 +95,8 @@ async def test_swapped_rewards_are_turned_round() -> None:
     assert result.outcome_reward == pytest.approx(1 / 3)
 
 
-def test_a_config_without_digits_is_refused() -> None:
+def test_a_config_without_digits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "relay.evaluator")
     with pytest.raises(InvalidInputError, match="digits"):
         evaluator_registry().create(
             StrategySpec(strategy="relay.evaluator:RelayEvaluator", config={"digits": "one two"})

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_network
 from typing import Any
 
 import orjson
 import pytest
 
 from rollmill.codec import encode
-from rollmill.errors import InvalidInputError
+from rollmill.errors import InvalidInputError, NotGradedError
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, SessionSpec, SessionStatus, Trajectory
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.metrics import Metrics
@@ -34,6 +35,8 @@ from rollmill.testing.samples.trajectories import sample_trace
 from rollmill_evaluator.consumer.in_flight import ReceivedRecord
 from rollmill_evaluator.delivery.record_handler import RecordHandler, resource_class_of
 from rollmill_evaluator.grading import EvaluationLimits, Grader
+from rollmill_evaluator.remote.addresses import AddressRule
+from rollmill_evaluator.remote.http_request import HttpRequest
 from rollmill_evaluator.settings import EvaluatorSettings
 from rollmill_evaluator.worker import evaluation_context
 
@@ -55,7 +58,7 @@ def session(*, traces: int = 2, **changes: Any) -> Trajectory:
 async def graded(
     strategy: str, config: dict[str, Any], services: dict[str, ExternalService] | None = None, **limits: Any
 ) -> Evaluation:
-    context = EvaluationContext(deadline_seconds=0.0, services=services or {})
+    context = EvaluationContext(deadline_seconds=0.0, services=services or {}, networks=("127.0.0.0/8",))
     grader = Grader(evaluator_registry(), EvaluationLimits(**{**vars(LIMITS), **limits}), SystemClock(), context)
     return await grader.grade(session(), "digest", EvaluatorSpec(strategy=strategy, config=config))
 
@@ -207,10 +210,75 @@ async def test_where_only_services_may_be_named_a_url_is_not_asked(strategy: str
     with service(said(outcome_reward=1.0)) as running:
         config = {"url": running.url} if strategy == "http" else judge(running.url)
         spec = EvaluatorSpec(strategy=strategy, config=config)
-        context = evaluation_context(EvaluatorSettings(evaluator_any_url=False))
+        context = evaluation_context(EvaluatorSettings())
         evaluation = await Grader(evaluator_registry(), LIMITS, SystemClock(), context).grade(session(), "d", spec)
     assert evaluation.not_graded == "url_not_allowed"
     assert running.requests == []
+
+
+@pytest.mark.parametrize("strategy", ["http", "llm_judge"])
+async def test_f16_a_url_is_asked_in_networks_that_are_allowed_alone(strategy: str) -> None:
+    with service(said(outcome_reward=1.0)) as running:
+        config = {"url": running.url} if strategy == "http" else judge(running.url)
+        spec = EvaluatorSpec(strategy=strategy, config=config)
+        context = evaluation_context(EvaluatorSettings(evaluator_any_url=True))
+        evaluation = await Grader(evaluator_registry(), LIMITS, SystemClock(), context).grade(session(), "d", spec)
+        assert evaluation.not_graded == "address_not_allowed"
+        assert running.requests == []
+        allowed = evaluation_context(EvaluatorSettings(evaluator_any_url=True, evaluator_networks=["127.0.0.1/32"]))
+        await Grader(evaluator_registry(), LIMITS, SystemClock(), allowed).grade(session(), "d", spec)
+        assert running.requests != []
+
+
+async def test_f16_a_service_that_the_operator_names_may_be_anywhere() -> None:
+    with service(said(outcome_reward=1.0)) as running:
+        settings = EvaluatorSettings(evaluator_services={"rewards": {"url": running.url}})
+        grader = Grader(evaluator_registry(), LIMITS, SystemClock(), evaluation_context(settings))
+        spec = EvaluatorSpec(strategy="http", config={"service": "rewards"})
+        assert (await grader.grade(session(), "d", spec)).outcome_reward == 1.0
+
+
+def resolving(*addresses: str) -> AddressRule:
+    async def resolve(_: str, __: int) -> list[str]:
+        return list(addresses)
+
+    return AddressRule((), resolve)
+
+
+REFUSED = (
+    *("127.0.0.1", "169.254.169.254", "10.0.0.1", "192.168.1.1", "172.16.0.1", "100.64.0.1", "0.0.0.0", "224.0.0.1"),
+    *("::1", "fe80::1", "fe80::1%eth0", "fd00::1", "::", "::ffff:127.0.0.1", "::ffff:169.254.169.254"),
+    *("64:ff9b::a9fe:a9fe", "2002:7f00:1::", "255.255.255.255"),
+)
+
+
+@pytest.mark.parametrize("address", REFUSED)
+async def test_f16_a_name_that_leads_inside_is_refused_after_it_was_looked_up(address: str) -> None:
+    request = HttpRequest(ExternalService("http://rewards.example"), b"{}", rule=resolving(address))
+    with pytest.raises(NotGradedError, match="address_not_allowed"):
+        await request.send(5.0)
+    both = HttpRequest(ExternalService("http://rewards.example"), b"{}", rule=resolving("1.1.1.1", address))
+    with pytest.raises(NotGradedError, match="address_not_allowed"):
+        await both.send(5.0)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"])
+def test_public_addresses_are_allowed(address: str) -> None:
+    assert AddressRule().allows(address)
+
+
+async def test_f16_the_address_that_was_checked_is_connected_to() -> None:
+    """The name exists for the rule alone, so whoever looked it up again would reach nothing."""
+
+    async def resolve(host: str, _: int) -> list[str]:
+        assert host == "rewards.invalid"
+        return ["127.0.0.1"]
+
+    with service(said(outcome_reward=1.0)) as running:
+        url = running.url.replace("127.0.0.1", "rewards.invalid")
+        rule = AddressRule((ip_network("127.0.0.1/32"),), resolve)
+        await HttpRequest(ExternalService(url), b"{}", rule=rule).send(5.0)
+        assert {name.lower(): value for name, value in running.requests[0].headers.items()}["host"] == url[7:]
 
 
 # ---- llm_judge -------------------------------------------------------------------------------------------------------

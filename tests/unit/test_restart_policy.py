@@ -16,6 +16,12 @@ def test_exit_codes_decide() -> None:
     assert policy.after(EXIT_FENCED, failures=1) == RestartDecision(NextStep.RESTART, 30.0)
 
 
+def test_f3_an_end_without_a_stop_request_is_a_crash_whatever_its_exit_code() -> None:
+    policy = RestartPolicy()
+    assert policy.after(EXIT_DRAINED, failures=2, stop_requested=False) == policy.after(SIGKILLED, failures=2)
+    assert policy.after(EXIT_FATAL, failures=1, stop_requested=False) == RestartDecision(NextStep.FATAL_EXIT)
+
+
 @pytest.mark.parametrize(("failures", "pause"), [(1, 0.5), (2, 1.0), (3, 2.0), (10, 30.0), (10_000, 30.0)])
 def test_crashes_back_off(failures: int, pause: float) -> None:
     assert RestartPolicy().after(SIGKILLED, failures=failures) == RestartDecision(NextStep.RESTART, pause)

@@ -1,6 +1,7 @@
 """The parts of a sandbox that need none: caps, reports, limits, control groups, what a container is told."""
 
 import platform
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def test_a_capped_output_keeps_both_ends_and_counts_the_rest(chunks: list[bytes]
     assert whole.startswith(kept.head)
     assert whole.endswith(kept.tail)
     assert len(kept.head) + len(kept.tail) == min(limit, len(whole))
+
+
+def test_f5_output_byte_by_byte_takes_no_more_memory_than_its_limit() -> None:
+    tracemalloc.start()
+    output = CappedOutput(2**18)
+    for _ in range(2**19):
+        output.add(b"x")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(output.kept().tail) == 2**17
+    assert most < 2 * 2**20
 
 
 def test_what_was_dropped_shows_in_the_text() -> None:

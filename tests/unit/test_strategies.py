@@ -7,6 +7,7 @@ import pytest
 from rollmill.errors import InvalidInputError
 from rollmill.models import EvalResult, StrategySpec, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry
+from rollmill.strategies.allow_list import SETTING
 
 
 class Constant(BaseTrajectoryEvaluator):
@@ -37,7 +38,10 @@ def test_a_name_constructs_its_class_with_the_config(registry: StrategyRegistry[
     assert registry.create(spec("constant")) is not registry.create(spec("constant"))
 
 
-def test_an_import_path_needs_no_registration(registry: StrategyRegistry[BaseTrajectoryEvaluator]) -> None:
+def test_an_import_path_of_a_listed_package_needs_no_registration(
+    registry: StrategyRegistry[BaseTrajectoryEvaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SETTING, "rollmill_evaluator.evaluators")
     path = "rollmill_evaluator.evaluators.session_completed:SessionCompletedEvaluator"
     assert type(registry.create(spec(path))).__name__ == "SessionCompletedEvaluator"
 
@@ -55,8 +59,12 @@ def test_an_import_path_needs_no_registration(registry: StrategyRegistry[BaseTra
     ],
 )
 def test_refusals_name_the_mistake(
-    registry: StrategyRegistry[BaseTrajectoryEvaluator], bad: StrategySpec, complaint: str
+    registry: StrategyRegistry[BaseTrajectoryEvaluator],
+    bad: StrategySpec,
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(SETTING, "no, rollmill.models")
     with pytest.raises(InvalidInputError, match=complaint):
         registry.create(bad)
 

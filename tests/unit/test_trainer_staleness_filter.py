@@ -71,3 +71,4 @@ def test_the_gate_names_the_epochs_that_it_must_know() -> None:
     assert unknown_epochs(header(), PolicyVersion(2, 0), {}) == [1, 2]
     assert unknown_epochs(header(), PolicyVersion(2, 0), {1: 4, 2: 0}) == []
     assert unknown_epochs(header(), PolicyVersion(0, 9), {}) == []
+    assert unknown_epochs(header(), PolicyVersion(10**12, 0), {1: 4}) == list(range(2, 12))  # f11

@@ -88,6 +88,11 @@ class RunProgress(Record):
     def clock(self) -> PolicyClock:
         return PolicyClock(self.policy_version, self.queued_steps, self.forks)
 
+    @property
+    def announced(self) -> PolicyVersion | None:
+        """The newest announced version; None before the first."""
+        return self.policy_version if self.policy_version != PolicyVersion() or self.forks else None
+
     def with_announcement(self, announcement: PolicyAnnouncement) -> RunProgress:
         """With the newest version by (epoch, version), in whatever order announcements come."""
         forks, epoch = dict(self.forks), announcement.version.epoch

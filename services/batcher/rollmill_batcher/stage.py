@@ -17,6 +17,7 @@ from rollmill.models import (
     TrainerEvent,
     Trajectory,
 )
+from rollmill.models.versions import skips_epochs
 from rollmill.runtime.stream import (
     NOTHING,
     InputRecord,
@@ -144,6 +145,8 @@ class BatcherStage(Processor[StateValue, BatcherLocal]):
     def _take_announcement(self, progress: RunProgress, announcement: PolicyAnnouncement) -> Outputs:
         if (announcement.run, announcement.policy) != (self._config.run, self._config.policy):
             return Outputs(counts={"announcements_of_others": 1})
+        if skips_epochs(announcement.version, progress.announced):
+            return Outputs(counts={"announcements_that_skip_epochs": 1})
         return _progress_outputs(progress, progress.with_announcement(announcement), "announcements")
 
     def _take_trainer_event(self, state: StateView[StateValue], event: TrainerEvent, local: BatcherLocal) -> Outputs:

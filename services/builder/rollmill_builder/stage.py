@@ -26,6 +26,7 @@ from rollmill.runtime.stream.processor import (
     StateView,
     TaskContext,
 )
+from rollmill.runtime.stream.rerouting import rerouted
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry
 from rollmill.topics import BUILT, COMPLETIONS, STATE_BUILDER, partition_of
 from rollmill_builder.merging.closed_session import ClosedSession
@@ -95,7 +96,9 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
 
     def process(self, state: StateView[BuilderState], record: InputRecord, _local: TaskResources) -> Outputs:
         event: Any = record.read()
-        self._check_partition(event, record)
+        home = partition_of(event.session_id.encode(), self._partitions)
+        if record.key != event.session_id.encode() or home != record.partition:
+            return rerouted(record, event.session_id, home, count="completions_rerouted")
         key = session_key(event.session_id, event.attempt)
         marker = state.get(marker_key(key))
         if isinstance(marker, ClosedMarker):
@@ -142,20 +145,6 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
             records=tuple(OutputRecord(COMPLETIONS, item.session_id, item, partition=context.partition) for item in due)
         )
 
-    def _check_partition(self, event: Event, record: InputRecord) -> None:
-        """Co-partitioning depends on key and partitioner of the producer (rule M3)."""
-        if record.key != event.session_id.encode():
-            raise PoisonRecordError(
-                "wrong_partition", f"the key is {record.key!r}; it must be the session id {event.session_id!r}"
-            )
-        expected = partition_of(record.key, self._partitions)
-        if expected != record.partition:
-            raise PoisonRecordError(
-                "wrong_partition",
-                f"{event.session_id!r} belongs in partition {expected} of {self._partitions}, found in "
-                f"{record.partition}; set the producer's partitioner to murmur2 (librdkafka: murmur2_random)",
-            )
-
     def _event(
         self, state: StateView[BuilderState], key: str, session: OpenSession, event: Event, *, is_open: bool
     ) -> Outputs:
@@ -194,7 +183,7 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
             at=ended.closed_at,
             attempt=ended.attempt,
             digest=blake2b(value, digest_size=16).digest(),
-            known=b"".join(sorted(id_hash(call.record.completion_id) for call in closed.sorted_calls)),
+            known=b"".join(sorted(map(id_hash, closed.calls.completion_ids))),
         )
         expired, sweep = self._sweep(state, ended.closed_at)
         return Outputs(

@@ -23,7 +23,8 @@ The packages, each of which imports only those below it (import-linter checks it
 - ``upstream``: the engines: client, replicas, probe; ``upstream.formats`` reads ids and log-probs from their replies.
 - ``coordination``: what all replicas agree on by the topic ``sessions``, and the policies' versions and pauses.
 - ``event_log``: Kafka's producer, and the spool for what Kafka does not take now.
-- ``settings``, ``model_config``, ``admission``, ``errors``, ``sse``: configuration and pure helpers of all of them.
+- ``settings``, ``model_config``, ``admission``, ``errors``, ``sse``, ``bodies``: configuration and pure
+  helpers of all of them.
 
 A chat call goes ``http.application`` (route), ``http.idempotency``, ``http.model_calls`` (session, request),
 ``proxy.call_handler`` (the course of the call), ``upstream.client`` (the engine), ``proxy.recorder`` (its record),

@@ -183,7 +183,9 @@ class Program:
             position=self._session_reader,
             announced=self._announced,
             event_writer=event_writer,
-            upstream=Upstream(client, self._pauses, LoadBalancer(self._settings.backoff_seconds)),
+            upstream=Upstream(
+                client, self._pauses, LoadBalancer(self._settings.backoff_seconds), self._settings.reply_bytes
+            ),
             clock=context.clock,
             metrics=context.metrics,
             engines=engines,

@@ -13,6 +13,7 @@ from rollmill.errors import RollmillError
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 
+_CLOSING = (408, 413)
 _TYPES = {400: "invalid_request_error", 404: "not_found_error", 409: "conflict_error", 422: "invalid_request_error"}
 
 
@@ -67,8 +68,10 @@ class ApiError(RollmillError):
         self.retry_after = retry_after
 
     def response(self, shape: ErrorFormat = OPENAI) -> Response:
+        # What is left of a request that came too slowly, or is too large, is not waited for.
+        close = {"connection": "close"} if self.status in _CLOSING else {}
         hints = {"retry-after": str(math.ceil(self.retry_after))} if self.retry else {"x-should-retry": "false"}
-        return json_response(shape.error(self.status, str(self), self.param), self.status, hints)
+        return json_response(shape.error(self.status, str(self), self.param), self.status, {**hints, **close})
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:

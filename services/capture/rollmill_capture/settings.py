@@ -10,6 +10,7 @@ from typing import Self
 from pydantic import Field, PositiveInt, SecretStr, TypeAdapter, field_validator, model_validator
 
 from rollmill.errors import ConfigurationError
+from rollmill.models import LARGEST_REWARD
 from rollmill.settings import ServiceSettings
 from rollmill_capture.admission import AdmissionLimits
 from rollmill_capture.model_config import Route
@@ -26,6 +27,23 @@ class CaptureSettings(ServiceSettings):
     """The same as a file of JSON, read at start; its tenants win."""
     admin_key_sha256: str | None = Field(default=None, pattern=DIGEST)
     """SHA-256 (hex) of the key for ``/admin``; None: where keys are required, ``/admin`` is closed."""
+    unprefixed_tenant: str | None = None
+    """The tenant that has its session and group ids recorded as it sends them; those of the others get a prefix, so
+    that no two tenants share one (rule S6). None: the only tenant, and with several none of them."""
+    token_may_close: bool = True
+    """Whether a session's own key closes it, without a reward and an output. Agents have that key; harnesses that are
+    not given the tenant's close with it."""
+    max_reward: float = Field(default=1e6, gt=0, le=LARGEST_REWARD)
+    """Largest magnitude of a reward; beyond it 422: one out of all proportion decides the advantages of a group."""
+    session_rewards: PositiveInt | None = None
+    """Rewards of one attempt of a session, counted at each replica. None: 256, as many as the reward-merger takes."""
+    tenant_open_sessions: PositiveInt | None = None
+    """Open sessions of one tenant; one more is answered with 429. None: no limit."""
+    tenant_spec_bytes: PositiveInt | None = None
+    """Bytes of the specs of one tenant's sessions, closed ones too while they are known: every replica holds them in
+    memory. None: no limit."""
+    tenant_calls: PositiveInt | None = None
+    """Calls in flight of one tenant at each replica. None: no limit."""
     public_url: str | None = None
     """What agents reach capture by; None: from ``host`` and ``port``."""
     upstream: str = "http://127.0.0.1:8000"
@@ -44,7 +62,13 @@ class CaptureSettings(ServiceSettings):
     connections: PositiveInt = 4096
     """To upstreams, at once; a waiting rollout holds one."""
     request_bytes: PositiveInt = 64 * 2**20
-    """Largest request body."""
+    """Largest request body, decoded."""
+    reply_bytes: PositiveInt = 64 * 2**20
+    """Largest whole reply of an upstream, decoded; a larger one is an error for the client, and recorded as failed."""
+    header_seconds: float = Field(default=20.0, gt=0)
+    """For the first line and the headers of a request, from its connection's or its own first byte on."""
+    body_seconds: float = Field(default=120.0, gt=0)
+    """For the body of a request."""
     ack_seconds: float = Field(default=15.0, gt=0)
     """For Kafka's acknowledgement of a record where there is no spool; then the client gets an error instead of the
     end of its reply."""
@@ -106,6 +130,14 @@ class CaptureSettings(ServiceSettings):
                 """'{"tenant": "SHA-256 of its key"}' (`printf %s "$KEY" | sha256sum`), or bind 127.0.0.1"""
             )
         return self
+
+    @model_validator(mode="after")
+    def _unprefixed_is_known(self) -> Self:
+        if self.unprefixed_tenant is None or self.unprefixed_tenant in self.key_digests:
+            return self
+        raise ValueError(
+            f"unprefixed_tenant {self.unprefixed_tenant!r} has no key; those with one: {sorted(self.key_digests)}"
+        )
 
     @model_validator(mode="after")
     def _known_for_long_enough(self) -> Self:

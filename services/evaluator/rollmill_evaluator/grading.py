@@ -6,16 +6,28 @@ import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import orjson
 
+from rollmill.errors import NotGradedError
 from rollmill.models import EvalResult, Evaluation, EvaluatorSpec, Trajectory, Verdict, dump_json
+from rollmill.models.spec_maxima import SpecMaxima
 from rollmill.runtime.telemetry.clock import Clock
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, StrategyRegistry
+from rollmill.strategies import (
+    AboveMaximumError,
+    BaseTrajectoryEvaluator,
+    EvaluationContext,
+    StrategyRegistry,
+    require_countable,
+    require_requests_within,
+)
+from rollmill.strategies.foreign_code import contained, contained_await
 from rollmill_evaluator.result_validation import EVALUATOR_ERROR, INVALID_RESULT, not_graded_result, validated_result
 from rollmill_evaluator.retrying import Retries
 
 EVALUATOR_TIMEOUT = "evaluator_timeout"
+ABOVE_MAXIMUM = "above_maximum"
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,8 @@ class Grader:
     clock: Clock
     context: EvaluationContext = field(default_factory=lambda: EvaluationContext(deadline_seconds=0.0))
     """What every evaluator may use; the deadline is set for each."""
+    maxima: SpecMaxima = field(default_factory=SpecMaxima)
+    """What a spec asks for beyond them is not graded: one that came by Kafka has passed no check at capture."""
 
     async def grade(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> Evaluation:
         """The evaluation of ``trajectory``; ``digest``: of its record's content on ``built``."""
@@ -60,17 +74,22 @@ class Grader:
 
     async def _evaluate(self, trajectory: Trajectory, spec: EvaluatorSpec) -> tuple[EvalResult, str | None]:
         try:
-            evaluator = self.registry.create(spec)
-            version = getattr(evaluator, "version", None)
+            evaluator = self._create(trajectory, spec)
+            version = _version_of(evaluator)
             seconds = min(self.limits.seconds, trajectory.spec.evaluation_seconds)
-            result = await self._within_deadline(seconds, evaluator, trajectory)
-        except asyncio.CancelledError as error:
-            if _is_cancelled():
-                raise
-            return not_graded_result(error, EVALUATOR_ERROR), None
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
+            return await self._within_deadline(seconds, evaluator, trajectory), version
+        except Exception as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
             return not_graded_result(error), None
-        return result, None if version is None else str(version)
+
+    def _create(self, trajectory: Trajectory, spec: EvaluatorSpec) -> BaseTrajectoryEvaluator:
+        """Raises NotGradedError (``above_maximum``), and what the registry does."""
+        try:
+            require_countable([each.config for each in trajectory.spec.evaluators], self.maxima)
+            evaluator = self.registry.create(spec)
+            require_requests_within(evaluator.requested_resources(), self.maxima, "config.")
+        except AboveMaximumError as error:
+            raise NotGradedError(ABOVE_MAXIMUM, str(error)) from error
+        return evaluator
 
     async def _within_deadline(
         self, seconds: float, evaluator: BaseTrajectoryEvaluator, trajectory: Trajectory
@@ -78,7 +97,9 @@ class Grader:
         """The result within ``seconds``. A TimeoutError of the evaluator itself is its error; ours is its timeout."""
         try:
             async with asyncio.timeout(seconds) as deadline:
-                return validated_result(await self._with_retries(evaluator, trajectory, seconds))
+                result = await contained_await(self._with_retries(evaluator, trajectory, seconds))
+                with contained():
+                    return validated_result(result)
         except TimeoutError as error:
             if deadline.expired():
                 return EvalResult(
@@ -97,14 +118,22 @@ class Grader:
 
 def evaluation_id(trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> str:
     """Equal for the same evaluator on the same record, so that a repeat is a duplicate (rule V1)."""
-    content = [trajectory.session_id, trajectory.attempt, digest, spec.model_dump(mode="json")]
+    content = [trajectory.session_id, trajectory.attempt, digest, _content(spec)]
     return hashlib.blake2b(dump_json(content), digest_size=16).hexdigest()
 
 
-def _is_cancelled() -> bool:
-    """True: this task was cancelled. False: the evaluator raised CancelledError by itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _content(spec: EvaluatorSpec) -> Any:
+    """Its name alone where a config is too deep to be written: the record's digest is in the id, too."""
+    try:
+        return spec.model_dump(mode="json")
+    except ValueError:
+        return spec.label
+
+
+def _version_of(evaluator: BaseTrajectoryEvaluator) -> str | None:
+    with contained():
+        version = getattr(evaluator, "version", None)
+        return None if version is None else str(version)
 
 
 def encode_evaluation(evaluation: Evaluation, limit: int) -> bytes:
@@ -122,8 +151,9 @@ def encode_evaluation(evaluation: Evaluation, limit: int) -> bytes:
 
 def _as_json(evaluation: Evaluation) -> bytes | None:
     try:
-        return orjson.dumps(evaluation.model_dump(), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-    except (TypeError, ValueError):  # ValueError: the metadata contains itself
+        with contained():
+            return orjson.dumps(evaluation.model_dump(), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    except Exception:  # noqa: BLE001  # what the metadata holds is foreign code's, and may contain itself
         return None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
 from rollmill.runtime.telemetry.clock import SystemClock
-from rollmill.strategies import evaluator_registry
+from rollmill.strategies import EvaluationContext, evaluator_registry
 from rollmill_evaluator.grading import Grader, encode_evaluation
 from rollmill_evaluator.settings import EvaluatorSettings
 
@@ -26,5 +26,7 @@ class ReplayGrader:
 
 
 def replay_grader(settings: EvaluatorSettings) -> ReplayGrader:
-    grader = Grader(evaluator_registry(), settings.limits, SystemClock())
+    networks = tuple(map(str, settings.evaluator_networks))
+    context = EvaluationContext(deadline_seconds=0.0, any_url=settings.evaluator_any_url, networks=networks)
+    grader = Grader(evaluator_registry(), settings.limits, SystemClock(), context, settings.spec_maxima)
     return ReplayGrader(grader, settings.evaluator_concurrency)

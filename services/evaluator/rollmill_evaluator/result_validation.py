@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from rollmill.errors import InfrastructureError, NotGradedError
 from rollmill.models import EvalResult, Verdict
+from rollmill.strategies.foreign_code import describe
 
 EVALUATOR_ERROR = "evaluator_error"
 INVALID_RESULT = "invalid_result"
@@ -19,7 +20,7 @@ def validated_result(result: object) -> EvalResult:
     if not isinstance(result, EvalResult):
         raise InvalidResultError(f"an EvalResult is expected, not {type(result).__name__}")
     try:
-        return EvalResult.model_validate({name: getattr(result, name) for name in EvalResult.model_fields})
+        return EvalResult.validate_strictly(dict(result))
     except ValidationError as error:
         raise InvalidResultError(str(error)) from error
 
@@ -30,7 +31,7 @@ class InvalidResultError(Exception):
 
 def not_graded_result(error: BaseException, reason: str | None = None) -> EvalResult:
     """Not graded, because of ``error``."""
-    text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+    text = describe(error)[:MAX_ERROR]
     return EvalResult(not_graded=reason or _reason(error), verdict=Verdict.NOT_GRADED, metadata={"error": text})
 
 

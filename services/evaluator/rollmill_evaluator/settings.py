@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, NonNegativeInt, PositiveInt, SecretStr
 
 from rollmill.settings import ServiceSettings
 from rollmill.strategies import ExternalService, ResourceClass
@@ -58,9 +58,12 @@ class EvaluatorSettings(ServiceSettings):
     evaluator_services: dict[str, ServiceAddress] = Field(default_factory=dict)
     """Name to address and keys of the services that the evaluators ``http`` and ``llm_judge`` may ask by name, as JSON;
     keys belong here and never into a spec, which is kept in the log."""
-    evaluator_any_url: bool = True
-    """False: specs can name services but give no URL. Otherwise anyone who opens sessions can make this process send
-    requests to any address that it reaches."""
+    evaluator_any_url: bool = False
+    """False: specs can name services but give no URL. True is for development, where everyone who opens sessions is
+    trusted: they make this process send requests to any public address, and to any of ``evaluator_networks``."""
+    evaluator_networks: tuple[IPvAnyNetwork, ...] = ()
+    """Networks that are not public and to which a spec's URL may lead all the same, such as ``10.1.0.0/16``, as a JSON
+    list. Services that are named here, the webhook's too, may be anywhere."""
     evaluator_sources: Path | None = None
     """The folder below which specs name repositories, bundles and archives; nothing else can be named."""
     sandbox_bwrap: Path | None = None

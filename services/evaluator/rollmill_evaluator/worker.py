@@ -35,7 +35,9 @@ async def work(context: ServiceContext) -> None:
     settings = context.settings
     if not isinstance(settings, EvaluatorSettings):
         raise ConfigurationError(f"the evaluator needs EvaluatorSettings, not {type(settings).__name__}")
-    grader = Grader(evaluator_registry(), settings.limits, context.clock, evaluation_context(settings))
+    grader = Grader(
+        evaluator_registry(), settings.limits, context.clock, evaluation_context(settings), settings.spec_maxima
+    )
     begin_counting(context.metrics, settings)
     async with asyncio.TaskGroup() as members:
         for resource_class in settings.resource_classes:
@@ -91,6 +93,7 @@ def evaluation_context(settings: EvaluatorSettings) -> EvaluationContext:
         containers=container_sandbox(settings.sandboxes),
         sources=settings.evaluator_sources,
         any_url=settings.evaluator_any_url,
+        networks=tuple(map(str, settings.evaluator_networks)),
         services={name: address.revealed for name, address in settings.evaluator_services.items()},
     )
 

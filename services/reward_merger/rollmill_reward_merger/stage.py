@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, header, manifest_header
+from rollmill.codec import CONTENT_TYPE, MSGPACK, manifest_header
 from rollmill.errors import PoisonRecordError
 from rollmill.models import Evaluation, Manifest, Trajectory
 from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView, TaskContext
+from rollmill.runtime.stream.rerouting import rerouted
 from rollmill.topics import BUILT, EVALUATIONS, STATE_REWARD_MERGER, TRAJECTORIES, partition_of
 from rollmill_reward_merger.merging import is_timer
 from rollmill_reward_merger.revisions import revision_inputs, revisions
@@ -64,7 +65,7 @@ class RewardMergerStage(Processor[StateValue, TimerScheduler]):
             raise TypeError(f"{record.topic.name} holds {type(value).__name__}")
         home = self._home_partition(value)
         if home != record.partition:
-            return _rerouted(record, value, home)
+            return rerouted(record, value.session_id, home, count="evaluations_sent_on")
         return _take_evaluation(state, value, self._largest)
 
     def punctuate(self, state: StateView[StateValue], context: TaskContext, local: TimerScheduler) -> Outputs:
@@ -238,13 +239,3 @@ def _expire_orphans(key: str, evaluations: tuple[Evaluation, ...], built: StateV
     if built is not None or not evaluations:
         return Outputs(counts={"timers_ignored": 1})
     return Outputs(deletes=(key + EVALUATIONS_SUFFIX,), counts={"evaluations_orphaned": len(evaluations)})
-
-
-def _rerouted(record: InputRecord, evaluation: Evaluation, home: int) -> Outputs:
-    """The bytes as received, to the session's partition, in the same transaction (rule M3)."""
-    headers = record.headers
-    if header(headers, CONTENT_TYPE) is None:
-        kind = JSON if (record.value or b"")[:1] == b"{" else MSGPACK
-        headers = (*headers, (CONTENT_TYPE, kind.encode()))
-    sent = OutputRecord(EVALUATIONS, evaluation.session_id, record.value, headers, partition=home)
-    return Outputs(records=(sent,), counts={"evaluations_sent_on": 1})

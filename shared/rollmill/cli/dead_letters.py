@@ -165,8 +165,8 @@ def in_full(letter: DeadLetter, value: bytes, *, full: bool) -> dict[str, Any]:
     }
 
 
-def _headers(headers: Headers) -> dict[str, str]:
-    return {name: _text(value) for name, value in headers}
+def _headers(headers: Headers) -> dict[str, str | None]:
+    return {name: None if value is None else _text(value) for name, value in headers}
 
 
 def _payload(letter: DeadLetter, value: bytes) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""What every record shares: frozen, nothing unknown accepted, arrays compared by content; and the types of its fields.
+"""What every record shares: frozen, unknown fields carried on, arrays compared by content; and the types of its fields.
+
+A newer release may add optional fields. A record that is read keeps those that this release does not know and writes
+them again; what a person writes, in Python or as JSON for a service, is checked name by name (`validate_strictly`).
 
 Token arrays and JSON text are packed bytes inside, and lists and objects in JSON (rule C2): in Python mode (and so in
 MessagePack) an array field serialises to little-endian packed bytes without passing through a list, in JSON mode it is
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +35,32 @@ IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 class Record(BaseModel):
     """Base of all models that travel over Kafka.
 
-    Equality compares array fields element by element. Records are not hashable: they hold arrays.
+    ``model_validate`` and `rollmill.codec.decode` keep unknown fields in ``model_extra``, at every depth, and every
+    copy and encoding has them (rule C7; bytes are base64 in JSON). The constructor refuses unknown names.
+
+    Equality compares array fields element by element, and unknown fields, too. Records are not hashable: they hold
+    arrays.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="allow", arbitrary_types_allowed=True, ser_json_bytes="base64")
+
+    if not TYPE_CHECKING:  # mypy's plugin knows the fields of each model
+
+        def __init__(self, /, **fields: Any) -> None:
+            """Raises ValidationError, also for a name that is no field."""
+            self.__pydantic_validator__.validate_python(fields, self_instance=self, extra="forbid")
+
+        __init__.__pydantic_base_init__ = True  # without it pydantic would call it for what it reads, as well
+
+    @classmethod
+    def validate_strictly(cls, value: object) -> Self:
+        """What a person wrote. Raises ValidationError, also for a name that is no field, at any depth."""
+        return cls.model_validate(value, extra="forbid")
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(_same(mine, getattr(other, name)) for name, mine in self)
+        return _same(dict(self), dict(other))
 
     __hash__ = None  # type: ignore[assignment]  # arrays have no hash
 
@@ -99,7 +119,7 @@ EventTime = Annotated[FiniteFloat, Field(ge=0)]
 
 
 def is_identifier(value: str) -> bool:
-    return re.match(IDENTIFIER_PATTERN, value) is not None
+    return re.fullmatch(IDENTIFIER_PATTERN, value) is not None
 
 
 def dump_json(value: object) -> bytes:
@@ -232,7 +252,10 @@ class JsonText:
     @staticmethod
     def validate(value: object) -> bytes:
         if isinstance(value, (dict, list, tuple)):
-            return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+            try:
+                return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+            except TypeError as error:
+                raise ValueError(f"it holds what JSON cannot represent: {error}") from error
         if isinstance(value, bytes) and value[:1] in (b"{", b"["):
             return value
         raise ValueError("a JSON object or array, or the bytes of one, is expected")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rollmill.models.base import EventTime, Identifier, NonNegativeInt, PositiveInt, Record
 from rollmill.models.specs import SessionSpec
 from rollmill.models.versions import PolicyVersion
+
+TENANT = "tenant"
+"""Field of a session's metadata: the tenant that opened it. Not for clients to set where keys are needed."""
 
 
 class SessionState(StrEnum):
@@ -31,6 +34,31 @@ class SessionEntry(Record):
     """SHA-256 (hex) of the session's API key; None where the session id is the key."""
     closing: str | None = None
     """SHA-256 (hex) of what the session was closed with, so that a repeated close can be recognised; None: open."""
+    tenant: str | None = None
+    """The tenant that it belongs to; None: it was opened where no keys are required. Read from the spec's metadata, and
+    written as a field of its own only where it is not there: release 0.1.0 refuses fields that it does not know."""
+
+    @model_validator(mode="after")
+    def _read_tenant(self) -> Self:
+        recorded = self.spec.metadata.get(TENANT)
+        if self.tenant is None and isinstance(recorded, str):
+            object.__setattr__(self, "tenant", recorded)  # frozen for everybody else
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written_fields(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = write(self)
+        if self.tenant in (None, self.spec.metadata.get(TENANT)):
+            fields.pop("tenant", None)
+        return fields
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_type(cls, data: object) -> object:
+        """The other records of the topic have a type: one of a type that is not known here is no session."""
+        if isinstance(data, dict) and "type" in data:
+            raise ValueError(f"the type {str(data['type'])[:40]!r} is not known")
+        return data
 
 
 class PauseMode(StrEnum):

@@ -26,6 +26,11 @@ class PolicyVersion(NamedTuple):
         return f"{self.epoch}:{self.version}"
 
 
+def skips_epochs(version: PolicyVersion, newest: PolicyVersion | None) -> bool:
+    """Whether no announcement of ``version`` may follow ``newest`` (rule R1). None: nothing was announced before."""
+    return newest is not None and version.epoch > newest.epoch + 1
+
+
 class VersionRun(NamedTuple):
     """``length`` consecutive tokens of one version. Wire form ``[version or null, length]``.
 
@@ -82,13 +87,15 @@ def trained_versions(runs: VersionRuns, mask: npt.NDArray[np.uint8]) -> dict[Pol
 def staleness(sampled: PolicyVersion, current: PolicyVersion, forks: Mapping[int, int]) -> int:
     """Versions between ``sampled`` and ``current`` (rule A4).
 
-    ``forks[e]`` is the version from which epoch ``e`` went on. Within an epoch: c - r. For a record of an older
-    epoch with version r, fork point f (the lowest on the way to the current epoch): c - r if r <= f, else
-    (c - f) + (r - f). A record of a newer epoch or version than ``current`` gives a negative number.
+    ``forks[e]`` is the version from which epoch ``e`` went on; without one it went on from 0. Within an epoch: c - r.
+    For a record of an older epoch with version r, fork point f (the lowest on the way to the current epoch): c - r if
+    r <= f, else (c - f) + (r - f). A record of a newer epoch or version than ``current`` gives a negative number. The
+    cost grows with the number of forks, and not with that of epochs, which anybody may write.
     """
     if sampled.epoch >= current.epoch:
         return current.version - sampled.version
-    fork = min((forks.get(e, 0) for e in range(sampled.epoch + 1, current.epoch + 1)), default=0)
+    between = [version for epoch, version in forks.items() if sampled.epoch < epoch <= current.epoch]
+    fork = min(between) if len(between) == current.epoch - sampled.epoch else 0
     if sampled.version <= fork:
         return current.version - sampled.version
     return (current.version - fork) + (sampled.version - fork)

@@ -74,10 +74,12 @@ class ServiceContext:
     """Set when all tasks and workers have returned."""
     failures: list[BaseException] = field(default_factory=list)
     """What ended the process; the first one decides the exit code."""
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process is asked to stop; ``stop`` is also set when a part of it ends by itself."""
 
 
 def run(service: Service, arguments: Sequence[str] = ()) -> int:
-    """Run a service until SIGTERM or SIGINT. Returns its exit code: 0 drained, 70 fatal, 75 fenced.
+    """Run a service until SIGTERM or SIGINT. Returns its exit code: 0 drained on request, 70 fatal, 75 fenced.
 
     With the argument ``--print-config`` it prints its settings, secrets masked, and returns.
     """
@@ -86,8 +88,12 @@ def run(service: Service, arguments: Sequence[str] = ()) -> int:
         sys.stdout.write(printed(settings) + "\n")
         return EXIT_DRAINED
     configure_logging(service=service.name, level=settings.log_level, as_json=settings.log_json)
-    with asyncio.Runner(loop_factory=_loop_factory() if service.uvloop else None) as runner:
-        return runner.run(_run(service))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory() if service.uvloop else None) as runner:
+            return runner.run(_run(service))
+    except SystemExit:  # raised in a callback of the loop, where no job contains it
+        log.exception("the service ended without a stop request")
+        return EXIT_FATAL
 
 
 def printed(settings: ServiceSettings) -> str:
@@ -141,6 +147,8 @@ def _application(service: Service, context: ServiceContext) -> FastStream:
 
     async def drain() -> None:
         """Before FastStream stops the broker: what is being processed may still have to be published."""
+        if not context.drained.is_set():
+            context.stop_requested.set()
         context.stop.set()
         with suppress(TimeoutError):
             await asyncio.wait_for(context.drained.wait(), service.settings.drain_seconds)
@@ -194,6 +202,8 @@ async def _work(service: Service, context: ServiceContext, application: FastStre
             context.health.ready(service.name)
     except* Exception as failures:  # noqa: BLE001  # every failure is reported and decides the exit code
         context.failures.extend(_leaves(failures))
+    if not (context.failures or context.stop_requested.is_set()):
+        context.failures.append(FatalError("every task and worker has ended without a stop request"))
     context.drained.set()
     application.exit()
 

@@ -6,7 +6,9 @@ its own.
 
 bases: the abstract classes. registry: `StrategyRegistry` and the registries of the four kinds. services: what
 evaluators may know of services outside. sandbox: the contract for running untrusted code. decoding: a configured
-tokenizer. May import `rollmill.models` and errors only.
+tokenizer. allow_list: which modules a name may import. foreign_code: runs strategies so that only their job can end.
+nesting: bounds of evaluators within evaluators. maxima: whether a spec asks for more than the operator allows. May
+import `rollmill.models` and errors only.
 """
 
 from rollmill.strategies.bases import (
@@ -19,6 +21,13 @@ from rollmill.strategies.bases import (
     EvaluationContext,
     trajectory_of,
 )
+from rollmill.strategies.maxima import (
+    AboveMaximumError,
+    ResourceRequest,
+    require_countable,
+    require_requests_within,
+    require_spec_within,
+)
 from rollmill.strategies.registry import (
     StrategyRegistry,
     advantage_registry,
@@ -30,6 +39,7 @@ from rollmill.strategies.registry import (
 from rollmill.strategies.services import ExternalService, ResourceClass
 
 __all__ = [
+    "AboveMaximumError",
     "BaseAdvantage",
     "BaseGroupScorer",
     "BaseIncrementalBuilder",
@@ -39,11 +49,15 @@ __all__ = [
     "EvaluationContext",
     "ExternalService",
     "ResourceClass",
+    "ResourceRequest",
     "StrategyRegistry",
     "advantage_registry",
     "builder_registry",
     "evaluator_registry",
     "group_scorer_registry",
+    "require_countable",
+    "require_requests_within",
+    "require_spec_within",
     "trajectory_of",
     "validate_session_spec",
 ]

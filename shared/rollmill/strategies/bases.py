@@ -21,6 +21,7 @@ from rollmill.models import (
     Trajectory,
     TrajectoryStatus,
 )
+from rollmill.strategies.maxima import ResourceRequest
 from rollmill.strategies.sandbox import NoSandbox, Sandbox
 from rollmill.strategies.services import ExternalService, ResourceClass
 
@@ -113,6 +114,8 @@ class EvaluationContext:
     """Services outside that configs can name."""
     any_url: bool = True
     """False: configs can name services and no URL of their own."""
+    networks: tuple[str, ...] = ()
+    """Networks beside the public ones, such as ``10.1.0.0/16``, in which such a URL may be."""
 
 
 class BaseTrajectoryEvaluator(ABC):
@@ -125,6 +128,10 @@ class BaseTrajectoryEvaluator(ABC):
     """Evaluators of one class share consumer and concurrency; an instance may set its own."""
     answered_here: ClassVar[bool] = True
     """False: the evaluator service writes no evaluation, because another program will."""
+
+    def requested_resources(self) -> Iterable[ResourceRequest]:
+        """What its config asks for, where an operator's maximum bounds it; a session that asks for more is refused."""
+        return ()
 
     @abstractmethod
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:

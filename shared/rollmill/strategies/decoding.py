@@ -11,31 +11,43 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rollmill.errors import InvalidInputError
+from rollmill.strategies.allow_list import imported
+from rollmill.strategies.foreign_code import contained
+
 Decode = Callable[[list[int]], str]
 
 
 def decoder(source: str) -> Decode:
     """``source``: the path of a tokenizer file (tokenizers JSON), or ``module:callable`` that decodes a list of ids.
 
-    Raises ValueError for a file that is not there, and for a callable that cannot be imported. A file is read when the
-    first text is needed, and needs the extra ``rollmill[tokenizer]``: only then does a bad one raise ValueError.
+    Raises ValueError for a file that is not there, and for a callable that cannot be imported, or is not allowed to be
+    (`rollmill.strategies.allow_list`). A file is read when the first text is needed, and needs the extra
+    ``rollmill[tokenizer]``: only then does a bad one raise ValueError.
     """
-    module, colon, name = source.partition(":")
     if Path(source).is_file():
-        return lambda ids: str(_tokenizer(source).decode(ids, skip_special_tokens=False))
-    if not colon:
+        return _contained(lambda ids: _tokenizer(source).decode(ids, skip_special_tokens=False))
+    if ":" not in source:
         raise ValueError(f"tokenizer {source!r} is no file; give the path of a tokenizer.json, or module:callable")
-    return _imported(module, name)
+    return _imported(source)
 
 
-def _imported(module: str, name: str) -> Decode:
+def _imported(source: str) -> Decode:
     try:
-        found: Any = getattr(import_module(module), name)
-    except Exception as error:  # importing foreign code can raise anything
-        raise ValueError(f"tokenizer {module}:{name} cannot be imported: {error!r}") from error
+        found = imported("tokenizer", source)
+    except InvalidInputError as error:
+        raise ValueError(str(error)) from error
     if not callable(found):
-        raise ValueError(f"tokenizer {module}:{name} is no callable")
-    return lambda ids: str(found(ids))
+        raise ValueError(f"tokenizer {source} is no callable")
+    return _contained(found)
+
+
+def _contained(foreign: Callable[[list[int]], Any]) -> Decode:
+    def decode(ids: list[int]) -> str:
+        with contained():
+            return str(foreign(ids))
+
+    return decode
 
 
 @lru_cache(maxsize=8)

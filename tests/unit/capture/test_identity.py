@@ -23,7 +23,8 @@ from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.http.application import CaptureParts, assemble
-from rollmill_capture.http.requests import Keys, accepted_keys, digest_of, presented_key
+from rollmill_capture.http.keys import Keys, accepted_keys, digest_of
+from rollmill_capture.http.requests import presented_keys
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
 
@@ -33,12 +34,13 @@ ASK = {"model": "m-test", "messages": [{"role": "user", "content": "2+2?"}]}
 WAIT = 5.0
 ALICE, BOB, ADMIN = "key-of-alice", "key-of-bob", "key-of-the-admin"
 KEYS = {"alice": digest_of(ALICE), "bob": digest_of(BOB)}
+KEYED: dict[str, Any] = {"host": "0.0.0.0", "api_keys": KEYS, "unprefixed_tenant": "alice"}
 CALL = "/v1/chat/completions"
 
 
 @dataclass
 class Rig:
-    settings: CaptureSettings = field(default_factory=lambda: CaptureSettings(host="0.0.0.0", api_keys=KEYS))
+    settings: CaptureSettings = field(default_factory=lambda: CaptureSettings(**KEYED))
     event_writer: MemoryEventWriter = field(default_factory=MemoryEventWriter)
     table: SessionTable = field(default_factory=SessionTable)
     metrics: Metrics = field(default_factory=lambda: Metrics("capture"))
@@ -193,10 +195,10 @@ def test_the_administrator_is_everybody_only_where_no_keys_are_asked_for() -> No
 
 
 def test_a_key_is_read_wherever_an_sdk_puts_it() -> None:
-    assert presented_key({"authorization": "bearer k1", "x-api-key": "k2"}, {}) == "k1"
-    assert presented_key({"api-key": "k2"}, {"key": "k3"}) == "k2"
-    assert presented_key({"authorization": "Basic k1"}, {"key": "k3"}) == "k3"
-    assert presented_key({"authorization": "Bearer "}, {}) is None
+    assert presented_keys({"authorization": "bearer k1", "x-api-key": "k2"}, {}) == ("k1", "k2")
+    assert presented_keys({"api-key": "k2", "x-api-key": "k2"}, {"key": "k3"}) == ("k2", "k3")
+    assert presented_keys({"authorization": "Basic k1"}, {"key": "k3"}) == ("k3",)
+    assert presented_keys({"authorization": "Bearer "}, {}) == ()
 
 
 async def test_a_retry_of_a_running_call_waits_and_gets_its_reply_without_a_second_call() -> None:

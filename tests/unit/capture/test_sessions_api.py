@@ -1,6 +1,8 @@
 """Opening, showing and closing sessions through the HTTP application."""
 
 import asyncio
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,8 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionSpec, SessionState, SessionStatus
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill.strategies import validate_session_spec
+from rollmill.strategies.allow_list import SETTING
 from rollmill.testing.http.asgi import AsgiCall
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.topics import COMPLETIONS, SESSIONS
@@ -19,7 +23,7 @@ from rollmill_capture.coordination.policies import AnnouncedVersions
 from rollmill_capture.coordination.session_table import InFlight, SessionTable
 from rollmill_capture.event_log.event_writer import NotAcknowledgedError
 from rollmill_capture.http.application import CaptureParts, assemble
-from rollmill_capture.http.requests import digest_of
+from rollmill_capture.http.keys import digest_of
 from rollmill_capture.http.session_requests import read_close_request
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream
@@ -57,6 +61,7 @@ class Desk:
     clock: ManualClock = field(default_factory=lambda: ManualClock(1000.0))
     engine: asyncio.Event = field(default_factory=asyncio.Event)
     called: asyncio.Event = field(default_factory=asyncio.Event)
+    validate: Callable[[SessionSpec], None] = known_only
 
     def __post_init__(self) -> None:
         self.elsewhere = Elsewhere(self.table)
@@ -71,7 +76,7 @@ class Desk:
                 upstream=Upstream(client),
                 clock=self.clock,
                 metrics=Metrics("capture"),
-                validate=known_only,
+                validate=self.validate,
             )
         )
 
@@ -338,3 +343,37 @@ async def test_what_another_replica_has_opened_is_not_opened_again() -> None:
     status, answer = await resolver.post("/v1/sessions", {"session_id": "s1", "attempt": 2})
     assert (status, "was opened with another spec" in answer["error"]["message"]) == (409, True)
     assert len(resolver.events) == 1
+
+
+@pytest.mark.parametrize("name", ["this:X", "unittest.__main__:X", "test.autotest:X", "antigravity:X"])
+async def test_f3_a_module_that_a_client_names_is_refused_and_not_imported(name: str) -> None:
+    desk = Desk(validate=validate_session_spec)
+    module = name.partition(":")[0]
+    before = module in sys.modules
+    for spec in ({"evaluators": [{"strategy": name}]}, {"builder": {"strategy": name}}):
+        status, answer = await desk.post("/v1/sessions", spec)
+        assert status == 422
+        assert SETTING in str(answer)
+    assert (module in sys.modules) == before
+
+
+@pytest.mark.parametrize("depth", [9, 40, 70])
+async def test_f16_evaluators_nested_too_deep_are_422(depth: int) -> None:
+    desk = Desk(validate=validate_session_spec)
+    evaluator: dict[str, Any] = {"strategy": "reported"}
+    for _ in range(depth - 1):
+        evaluator = {"strategy": "composite", "config": {"parts": [evaluator]}}
+    status, answer = await desk.post("/v1/sessions", {"evaluators": [evaluator]})
+    assert (status, "deep" in str(answer)) == (422, True)
+    assert desk.events == []
+
+
+@pytest.mark.parametrize("depth", [100, 260, 1000, 5000])
+@pytest.mark.parametrize("where", ["metadata", "config"])
+async def test_f16_json_that_is_nested_too_deep_is_the_clients_mistake(depth: int, where: str) -> None:
+    desk = Desk(validate=validate_session_spec)
+    text = '{"v":' * depth + "1" + "}" * depth
+    builder = '{"builder":{"strategy":"prefix_merging","config":' + text + "}}"
+    body = '{"metadata":' + text + "}" if where == "metadata" else builder
+    status, _ = await desk.post("/v1/sessions", body.encode())
+    assert status in (201, 400, 413, 422)

@@ -19,7 +19,7 @@ from rollmill.topics import COMPLETIONS
 from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPolicies, PausedTooLongError
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.http.application import CaptureParts, assemble
-from rollmill_capture.http.requests import digest_of
+from rollmill_capture.http.keys import digest_of
 from rollmill_capture.model_config import Route, VersionSource
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.client import Upstream

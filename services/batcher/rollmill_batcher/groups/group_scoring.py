@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rollmill.errors import ConfigurationError
 from rollmill.models import Trajectory
 from rollmill.strategies import BaseGroupScorer
+from rollmill.strategies.foreign_code import contained, describe
 from rollmill_batcher.groups.group import RolloutGroup
 
 NOT_SCORED = "group_scorer"
@@ -32,9 +33,12 @@ class Scoring:
 
     def _rewards(self, group: RolloutGroup, members: Sequence[Trajectory]) -> dict[str, float | None]:
         try:
-            scores = [None if reward is None else float(reward) for reward in self.scorer.score(members)]
+            with contained():
+                scores = [None if reward is None else float(reward) for reward in self.scorer.score(members)]
         except Exception as error:  # a third party's scorer can raise anything
-            raise ConfigurationError(f"group scorer {self.name!r} failed at {group.group_id!r}: {error!r}") from error
+            raise ConfigurationError(
+                f"group scorer {self.name!r} failed at {group.group_id!r}: {describe(error)}"
+            ) from error
         if len(scores) != len(members) or not all(score is None or math.isfinite(score) for score in scores):
             raise ConfigurationError(
                 f"group scorer {self.name!r} gave {scores} for the {len(members)} members of {group.group_id!r}"

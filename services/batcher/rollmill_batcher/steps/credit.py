@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from rollmill.errors import ConfigurationError
+from rollmill.strategies.foreign_code import ForeignExitError, contained
 from rollmill_batcher.groups.config import Credit, Learning
 from rollmill_batcher.groups.eligibility import MemberVerdict
 from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
@@ -61,8 +62,12 @@ class _Scores:
 
 
 def _values(rewards: Floats, starts: Sequence[int], learning: Learning) -> Floats:
-    parts = [learning.advantage.compute(rewards[a:b]) for a, b in pairwise(starts)]
-    values = learning.advantage.over_step(np.concatenate(parts), rewards)
+    try:
+        with contained():
+            parts = [learning.advantage.compute(rewards[a:b]) for a, b in pairwise(starts)]
+            values = learning.advantage.over_step(np.concatenate(parts), rewards)
+    except ForeignExitError as error:
+        raise ConfigurationError(f"advantage strategy {learning.name!r} failed: {error}") from error
     if values.shape != rewards.shape or not np.isfinite(values).all():
         raise ConfigurationError(
             f"advantage strategy {learning.name!r} made {values.shape} values for {rewards.shape} rewards, "

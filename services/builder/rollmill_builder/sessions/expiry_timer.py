@@ -10,7 +10,9 @@ from rollmill.models import SessionExpired
 from rollmill_builder.sessions.session_state import OpenSession, session_key
 
 REPEAT_SECONDS = 30.0
-"""A timer's record without effect, because its transaction failed, is sent again after this."""
+"""A timer's record without effect, because its transaction failed, is sent again after this, and then each time after
+twice as long: a session that cannot end must not fill the log."""
+MOST_DOUBLINGS = 10
 
 MANY_SESSIONS = 5_000
 """With this many open sessions the timer checks half as often, with twice as many a third as often: a check takes time
@@ -30,6 +32,12 @@ class _Observation:
     """When its number of calls was last seen to change."""
     requested: float | None = None
     """When its expiry was last requested, with this number of calls; None: not yet."""
+    requests: int = 0
+    """How often that was."""
+
+    def may_request(self, now: float) -> bool:
+        pause = REPEAT_SECONDS * 2 ** min(self.requests - 1, MOST_DOUBLINGS)
+        return self.requested is None or now >= self.requested + pause
 
 
 class ExpiryTimer:
@@ -59,8 +67,8 @@ class ExpiryTimer:
             key = session_key(session.session_id, session.attempt)
             observed = _observe(before.get(key), session, now)
             reason = _reason(session, observed, now) or ("memory_budget" if key in excess else None)
-            if reason is not None and (observed.requested is None or now >= observed.requested + REPEAT_SECONDS):
-                observed = replace(observed, requested=now)
+            if reason is not None and observed.may_request(now):
+                observed = replace(observed, requested=now, requests=observed.requests + 1)
                 yield _expired(session, reason, now)
             self._observations[key] = observed
 

@@ -5,14 +5,22 @@ Whatever a builder does, a trajectory comes out, and every captured token is acc
 
 from __future__ import annotations
 
+import asyncio
+
 from rollmill.codec import MSGPACK, encode
-from rollmill.models import CompletionSession, Trajectory, TrajectoryStatus
+from rollmill.errors import FatalError
+from rollmill.models import CompletionSession, PolicyVersion, TokenRange, Trajectory, TrajectoryStatus
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
+from rollmill.strategies.foreign_code import contained
 from rollmill_builder.merging.closed_session import ClosedSession, ClosedSessionBuilder, no_completions
 from rollmill_builder.merging.sampled_calls import by_reason
 from rollmill_builder.sessions.incremental_builder import IncrementalBuild, error_text
 from rollmill_builder.sessions.token_accounting import account_tokens
 from rollmill_builder.storage.call_parts import captured_units
+from rollmill_builder.storage.trie import TOKEN_BYTES
+
+PASSED_ON = (FatalError, KeyboardInterrupt, asyncio.CancelledError)
+"""Never an error of a session."""
 
 
 def finalize(
@@ -28,12 +36,39 @@ def finalize(
     if not len(closed.calls):
         return no_completions(closed.session, name)
     try:
-        built = _with_identity(closed.session, _build(closed, registry, incremental))
-        accounted = account_tokens(closed, built)
-        encode(accounted)
+        with contained():
+            built = _with_identity(closed.session, _build(closed, registry, incremental))
+            accounted = account_tokens(closed, built)
+            encode(accounted)
+    except PASSED_ON:
+        raise
     except Exception as error:  # noqa: BLE001  # foreign code may raise anything, and no session may be lost by it
-        return without_traces(closed, "builder_error", f"builder {name} failed: {error_text(error)}")
+        return _after_failure(closed, f"builder {name} failed: {error_text(error)}")
     return accounted
+
+
+def _after_failure(closed: ClosedSession, error: str) -> Trajectory:
+    """Where not even the calls can be read, the session ends all the same: its timers would fire for ever."""
+    try:
+        return without_traces(closed, "builder_error", error)
+    except PASSED_ON:
+        raise
+    except Exception as second:  # noqa: BLE001  # whatever it is, the session has to end
+        text = f"{error}; its calls cannot be read: {error_text(second)}"
+        units = [("unreadable", _stored_units(closed, number)) for number in range(len(closed.calls))]
+        return trajectory_of(closed.session, excluded=by_reason(units), status=TrajectoryStatus.ERROR, error=text)
+
+
+def _stored_units(closed: ClosedSession, number: int) -> tuple[TokenRange, ...]:
+    """Of a call, by the number of its stored token ids where the rest of it cannot be read."""
+    try:
+        return captured_units(closed.calls.record(number, closed.session.session_id, closed.session.attempt))
+    except PASSED_ON:
+        raise
+    except Exception:  # noqa: BLE001  # see above
+        name, (_, *replies) = closed.content.entries[number].completion_id, closed.content.ids.read(number)
+        counts = enumerate(len(reply or b"") // TOKEN_BYTES for reply in replies)
+        return tuple(TokenRange(name, index, 0, count, PolicyVersion()) for index, count in counts if count)
 
 
 def _build(

@@ -10,6 +10,7 @@ from typing import Any
 from rollmill.errors import InvalidInputError
 from rollmill.models import CompletionRecord, CompletionSession, SessionSpec, Trajectory
 from rollmill.strategies import BaseIncrementalBuilder, BaseTrajectoryBuilder, StrategyRegistry
+from rollmill.strategies.foreign_code import contained, describe
 
 Registry = StrategyRegistry[BaseTrajectoryBuilder]
 
@@ -41,7 +42,8 @@ class IncrementalBuild:
         """Raises FoldingFailedError, and whatever the builder raises."""
         if self.builder is None or self.error is not None:
             raise FoldingFailedError(self.error)
-        return self.builder.finish(self.state, session)
+        with contained():
+            return self.builder.finish(self.state, session)
 
 
 def incremental_build(
@@ -62,13 +64,14 @@ def incremental_build(
     return build
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """Type and text of an error, without memory addresses: the same session gives the same bytes (rule E3)."""
-    return re.sub(r"0x[0-9a-fA-F]+", "0x", f"{type(error).__name__}: {error}")[:MAX_ERROR]
+    return re.sub(r"0x[0-9a-fA-F]+", "0x", describe(error))[:MAX_ERROR]
 
 
 def _guarded(builder: BaseIncrementalBuilder[Any], step: Callable[[], Any]) -> IncrementalBuild:
     try:
-        return IncrementalBuild(builder, step())
+        with contained():
+            return IncrementalBuild(builder, step())
     except Exception as error:  # noqa: BLE001  # foreign code may raise anything, and no session may be lost by it
         return IncrementalBuild(builder, None, error_text(error))

@@ -137,9 +137,9 @@ def _message_of_response(index: int, response: bytes) -> Message | None:
 def pack_rest(record: CompletionRecord) -> bytes:
     """A record without its sequences, its id, and the fields that have their default values."""
     default, default_choice = _defaults()
-    data = _changed(record.model_dump(mode="python", exclude=SEQUENCE_FIELDS), default)
-    data["choices"] = [_changed(choice, default_choice) for choice in data.get("choices", ())]
-    packed: bytes = msgpack.packb(data)
+    whole = record.model_dump(mode="python", exclude=SEQUENCE_FIELDS)
+    choices = [_changed(choice, default_choice) for choice in whole["choices"]]
+    packed: bytes = msgpack.packb({**_changed(whole, default), "choices": choices})
     return packed
 
 
@@ -149,6 +149,9 @@ def unpack_rest(rest: bytes, identity: Mapping[str, Any], tails: Tails) -> Compl
     ``identity``: session, attempt and completion id. ``tails``: packed ids and texts of the replies.
     """
     data = msgpack.unpackb(rest)
+    replies, _ = tails
+    # Earlier releases left out the only choice of a record where it had nothing but default values.
+    data["choices"] = data["choices"] or [{} for _ in replies]
     for choice, reply, text in zip(data["choices"], *tails, strict=True):
         choice["token_ids"] = reply
         choice["message"] = None if text is None else text[: -len(SEPARATOR)]
@@ -164,7 +167,7 @@ def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _changed(fields: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value != default[name]}
+    return {name: value for name, value in fields.items() if name not in default or value != default[name]}
 
 
 def reply_units(
@@ -201,7 +204,11 @@ def id_hash(completion_id: str) -> bytes:
 
 
 def content_digest(record: Record) -> bytes:
-    """Digest of a record's content, however it was encoded. Raises PoisonRecordError ``invalid``."""
+    """Digest of what this release knows of a record's content, however it was encoded (rule C7).
+
+    Neither unknown fields count nor what an encoding leaves out: an older and a newer client may send the same record.
+    Raises PoisonRecordError ``invalid``.
+    """
     with _json_errors_as_poison():
         return hashlib.blake2b(_canonical(record), digest_size=16).digest()
 
@@ -226,7 +233,13 @@ def _json_errors_as_poison() -> Iterator[None]:
 
 def _canonical(value: Any) -> bytes:
     if isinstance(value, Record):
-        return b"".join(_length_prefixed(name.encode(), _canonical(item)) for name, item in value)
+        orjson.dumps(value.model_extra, default=_text_of_bytes)  # refuses what JSON cannot represent
+        known = ((name, info, getattr(value, name)) for name, info in type(value).model_fields.items())
+        return b"".join(
+            _length_prefixed(name.encode(), _canonical(item))
+            for name, info, item in known
+            if info.exclude_if is None or not info.exclude_if(item)
+        )
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, bytes):
@@ -234,6 +247,12 @@ def _canonical(value: Any) -> bytes:
     if isinstance(value, tuple):
         return b"".join(_length_prefixed(b"", _canonical(item)) for item in value)
     return dump_json(value)
+
+
+def _text_of_bytes(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _length_prefixed(name: bytes, content: bytes) -> bytes:

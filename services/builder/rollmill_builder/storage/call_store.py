@@ -187,6 +187,10 @@ class CallLog:
     def content(self) -> CallContent:
         return self._store.content
 
+    @property
+    def completion_ids(self) -> tuple[str, ...]:
+        return tuple(entry.completion_id for entry in self._store.content.entries[: self._length])
+
     def __len__(self) -> int:
         return self._length
 

@@ -16,9 +16,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
+
 from rollmill.errors import BackpressureError
 from rollmill.models import PauseMode, PolicyAnnouncement, PolicyPause, PolicySpan, PolicyVersion
+from rollmill.models.versions import skips_epochs
 from rollmill_capture.model_config import Route, VersionSource
+
+log = structlog.get_logger(__name__)
 
 _STAMP = re.compile(r"(?:(\d{1,9}):)?(\d{1,18})")
 
@@ -35,8 +40,11 @@ class AnnouncedVersions:
             self.learn(announcement.policy, announcement.version)
 
     def learn(self, policy: str, version: PolicyVersion) -> None:
-        """The engines have loaded a version; an older one changes nothing."""
+        """The engines have loaded a version; an older one, and one that skips epochs (rule R1), changes nothing."""
         known = self._newest.get(policy)
+        if skips_epochs(version, known):
+            log.warning("a policy version skips epochs and is ignored", policy=policy, version=str(version))
+            return
         if known is not None and version > known:
             self._stale.add(policy)
         self._newest[policy] = version if known is None else max(known, version)

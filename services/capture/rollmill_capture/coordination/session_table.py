@@ -7,11 +7,13 @@ is looked for until everything written before the question is read (rule S3).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from rollmill.models import SessionEntry, SessionState
+from rollmill_capture.coordination.tenants import Tenant, TenantUsage
 
 
 class Position(Protocol):
@@ -31,6 +33,9 @@ class SessionTable:
         self._entries: dict[str, SessionEntry] = {}
         self._by_token: dict[str, str] = {}
         self._overtaken: set[str] = set()
+        self._groups: dict[str, Counter[Tenant]] = {}
+        """Group id as it is recorded to its tenants, each with its number of sessions; of sessions with a tenant."""
+        self._usage: TenantUsage | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -66,6 +71,10 @@ class SessionTable:
         self._entries[entry.session_id] = entry
         if entry.token is not None:
             self._by_token[entry.token] = entry.session_id
+        if entry.tenant is not None and entry.spec.group_id is not None:
+            self._groups.setdefault(entry.spec.group_id, Counter())[entry.tenant] += 1
+        if self._usage is not None:
+            self._usage.add(entry)
         if self.on_change is not None:
             self.on_change(entry)
 
@@ -74,6 +83,34 @@ class SessionTable:
         self._overtaken.discard(entry.session_id)
         if entry.token is not None:
             self._by_token.pop(entry.token, None)
+        if entry.tenant is not None and entry.spec.group_id is not None:
+            self._leave_group(entry.spec.group_id, entry.tenant)
+        if self._usage is not None:
+            self._usage.remove(entry)
+
+    def _leave_group(self, group_id: str, tenant: str) -> None:
+        tenants = self._groups[group_id]
+        tenants[tenant] -= 1
+        self._groups[group_id] = +tenants
+        if not self._groups[group_id]:
+            del self._groups[group_id]
+
+    def measure(self) -> TenantUsage:
+        """What each tenant has, kept up from now on: it takes time for each entry, so only where there are quotas."""
+        if self._usage is None:
+            self._usage = TenantUsage()
+            for entry in self._entries.values():
+                self._usage.add(entry)
+        return self._usage
+
+    def owners(self, session_id: str) -> tuple[Tenant, ...]:
+        """The tenant that a session is recorded for; empty: it is unknown."""
+        entry = self._entries.get(session_id)
+        return () if entry is None else (entry.tenant,)
+
+    def group_owners(self, group_id: str) -> tuple[Tenant, ...]:
+        """The tenants with sessions in a group, by its recorded id: several only where release 0.1.0 opened them."""
+        return tuple(self._groups.get(group_id, ()))
 
     def get(self, session_id: str) -> SessionEntry | None:
         return self._entries.get(session_id)

@@ -13,11 +13,12 @@ from rollmill.codec import JSON, encode
 from rollmill.errors import BackpressureError, InvalidInputError
 from rollmill.models import PauseMode, PolicyPause, PolicyVersion, is_identifier
 from rollmill.topics import SESSIONS
+from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.coordination.membership import Membership
 from rollmill_capture.coordination.policies import PolicyPauses
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
-from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
+from rollmill_capture.http.requests import SessionResolver
 from rollmill_capture.http.session_requests import validation_message
 
 M = TypeVar("M", bound=BaseModel)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import Receive, Scope, Send
 
 from rollmill.models import SessionSpec
 from rollmill.runtime.claim_check import ClaimCheck
@@ -33,13 +35,15 @@ from rollmill_capture.apis.openai_responses_reply import OpenAiResponsesApi
 from rollmill_capture.coordination.membership import Membership
 from rollmill_capture.coordination.policies import AnnouncedVersions, PolicyPauses
 from rollmill_capture.coordination.session_table import Position, SessionTable
+from rollmill_capture.coordination.tenants import QuotaGuard, TenantNames, TenantQuotas
 from rollmill_capture.errors import ApiError, error_body, json_response
 from rollmill_capture.event_log.event_writer import EventWriter
 from rollmill_capture.http.admin import AdminApi
 from rollmill_capture.http.idempotency import Idempotency
+from rollmill_capture.http.keys import accepted_keys
 from rollmill_capture.http.model_calls import CallContext, CallEndpoint
 from rollmill_capture.http.models import ModelsApi
-from rollmill_capture.http.requests import SessionResolver, accepted_keys
+from rollmill_capture.http.requests import SessionResolver
 from rollmill_capture.http.rewards import RewardApi
 from rollmill_capture.http.sessions import SessionApi
 from rollmill_capture.proxy.recorder import Recorder
@@ -67,7 +71,8 @@ class CaptureParts:
     upstream: Upstream
     clock: Clock
     metrics: Metrics
-    validate: Callable[[SessionSpec], None] = validate_session_spec
+    validate: Callable[[SessionSpec], None] | None = None
+    """None: by the registries, and within the operator's maxima."""
     engines: EngineCapabilities = field(default_factory=EngineCapabilities)
     admission: Admission | None = None
     """None: everything is admitted."""
@@ -80,7 +85,10 @@ class CaptureParts:
 def assemble(parts: CaptureParts) -> Starlette:
     """The HTTP application."""
     settings, routes = parts.settings, RouteTable(parts.settings)
-    resolver = SessionResolver(parts.sessions, parts.position, settings.lookup_seconds, accepted_keys(settings))
+    keys = accepted_keys(settings)
+    names = TenantNames(keys.tenants, settings.unprefixed_tenant)
+    resolver = SessionResolver(parts.sessions, parts.position, settings.lookup_seconds, keys, names)
+    quotas = _quotas(settings, parts.sessions, required=keys.required)
     admission = parts.admission or Admission({}, parts.announced.newest)
     sessions = SessionApi(
         resolver=resolver,
@@ -91,7 +99,10 @@ def assemble(parts: CaptureParts) -> Starlette:
         policies=settings.policies,
         close_seconds=settings.close_seconds,
         admission=admission,
-        validate=parts.validate,
+        validate=parts.validate or partial(validate_session_spec, maxima=settings.spec_maxima),
+        quotas=quotas,
+        max_reward=settings.max_reward,
+        token_may_close=settings.token_may_close,
     )
     membership = parts.membership or Membership(
         PolicyPauses(parts.upstream.pauses, parts.announced), parts.event_writer, parts.clock
@@ -107,10 +118,13 @@ def assemble(parts: CaptureParts) -> Starlette:
         history=HistoryCache(),
         request_bytes=settings.request_bytes,
         keep_alive_seconds=settings.keep_alive_seconds,
+        quotas=quotas,
     )
     idempotency = Idempotency(parts.metrics, seconds=settings.replay_seconds, max_bytes=settings.replay_bytes)
-    rewards = RewardApi(resolver, parts.event_writer, parts.clock, parts.metrics)
-    return Starlette(
+    rewards = RewardApi(
+        resolver, parts.event_writer, parts.clock, parts.metrics, settings.max_reward, settings.session_rewards
+    )
+    app = Starlette(
         routes=[
             *_call_routes(call_context, idempotency),
             *_lookup_routes(ModelsApi(call_context)),
@@ -124,6 +138,30 @@ def assemble(parts: CaptureParts) -> Starlette:
         ],
         exception_handlers={ApiError: _reply_api_error, HTTPException: _reply_http_error},
     )
+    app.router.redirect_slashes, app.router.default = False, WithoutEmptySegments(app.router)
+    return app
+
+
+@dataclass(frozen=True)
+class WithoutEmptySegments:
+    """What no route matches is tried again without empty segments: of a base URL with a slash at its end."""
+
+    router: Router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = "/" + "/".join(segment for segment in scope["path"].split("/") if segment)
+        if path == scope["path"]:
+            await self.router.not_found(scope, receive, send)
+        else:
+            await self.router({**scope, "path": path}, receive, send)
+
+
+def _quotas(settings: CaptureSettings, sessions: SessionTable, *, required: bool) -> QuotaGuard | None:
+    """Quotas are of tenants: without keys there is none."""
+    quotas = TenantQuotas(settings.tenant_open_sessions, settings.tenant_spec_bytes, settings.tenant_calls)
+    if not required or quotas == TenantQuotas():
+        return None
+    return QuotaGuard(quotas, sessions.measure())
 
 
 def _call_routes(context: CallContext, idempotency: Idempotency) -> list[BaseRoute]:

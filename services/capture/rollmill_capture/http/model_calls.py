@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +16,11 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import CallKind, SessionEntry
 from rollmill_capture.apis.api import ApiAdapter
 from rollmill_capture.apis.history_cache import HistoryCache, SessionHistory
+from rollmill_capture.bodies import parse_object, read_body
+from rollmill_capture.coordination.tenants import QuotaExceededError, QuotaGuard
 from rollmill_capture.errors import ApiError
-from rollmill_capture.http.requests import SessionResolver, parse_object, read_body
+from rollmill_capture.http.keys import TOKEN_START
+from rollmill_capture.http.requests import SESSION_HEADER, SessionResolver
 from rollmill_capture.proxy.call_handler import CallHandler
 from rollmill_capture.proxy.recorder import Call, Recorder
 from rollmill_capture.proxy.response_stream import ResponseStream
@@ -47,6 +52,7 @@ class CallContext:
     history: HistoryCache
     request_bytes: int
     keep_alive_seconds: float
+    quotas: QuotaGuard | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class CallEndpoint:
         metrics, in_flight = context.recorder.metrics, context.resolver.in_flight
         try:
             session = await context.resolver.calling_session(request)
-            with in_flight.call(session.session_id):
+            with self._within_quota(session), in_flight.call(session.session_id):
                 metrics.gauge("in_flight", in_flight.total)
                 call = await self._read_call(session, request)
                 handler = CallHandler(call, context.upstream, context.recorder, response, context.keep_alive_seconds)
@@ -78,6 +84,17 @@ class CallEndpoint:
             metrics.count("abandoned_requests")
         finally:
             await response.stop_keepalive()
+
+    @contextmanager
+    def _within_quota(self, session: SessionEntry) -> Iterator[None]:
+        if self.context.quotas is None:
+            yield
+            return
+        try:
+            with self.context.quotas.call(session.tenant):
+                yield
+        except QuotaExceededError as error:
+            raise ApiError(429, str(error), retry=True, retry_after=error.retry_after) from error
 
     async def _read_call(self, session: SessionEntry, request: Request) -> Call:
         recorder, raw = self.context.recorder, await read_body(request, self.context.request_bytes)
@@ -93,8 +110,17 @@ class CallEndpoint:
             request=upstream_request,
             started_at=recorder.clock.now(),
             announced=recorder.announced.newest(target.route.policy),
-            metadata={**api, **retry_metadata(request.headers)},
+            metadata={**api, **retry_metadata(request.headers), **self._clients_session(session, request.headers)},
         )
+
+    def _clients_session(self, session: SessionEntry, headers: Headers) -> dict[str, Any]:
+        """A harness's own id of its session, where it sends one under the name of capture's header."""
+        given = headers.get(SESSION_HEADER, "")[:KEY_LENGTH]
+        if not given:
+            return {}
+        own = (session.session_id, self.context.resolver.name_of(session))
+        is_token = given.startswith(TOKEN_START)
+        return {} if given in own or is_token else {"client_session_id": given}
 
     async def _prepare(self, session: SessionEntry, request: Request, raw: bytes) -> tuple[Target, UpstreamRequest]:
         context, path_params = self.context, request.path_params

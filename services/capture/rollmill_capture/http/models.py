@@ -13,9 +13,9 @@ from rollmill.errors import InvalidInputError
 from rollmill_capture.apis import anthropic_reply, anthropic_request, gemini_reply, gemini_request
 from rollmill_capture.apis.gemini_request import field_of
 from rollmill_capture.apis.history_cache import SessionHistory
+from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.errors import ApiError, ErrorFormat, json_response
 from rollmill_capture.http.model_calls import CallContext
-from rollmill_capture.http.requests import parse_object, read_body
 from rollmill_capture.upstream.client import Target, UpstreamError
 
 BYTES_PER_TOKEN = 4
@@ -83,9 +83,12 @@ class ModelsApi:
                 fields, _ = gemini_request.chat_fields(inner, str(model), history)
         except InvalidInputError as error:
             raise ApiError(400, str(error)) from error
-        target = self.context.routes.find(fields.get("model"))
-        named = {} if target.route.model is None else {"model": target.route.model}
-        return target, {key: value for key, value in {**fields, **named}.items() if key in RENDERED}
+        named = fields.get("model")
+        if not isinstance(named, str | None):
+            raise ApiError(400, "`model` must be a string", param="model")
+        target = self.context.routes.find(named)
+        served = {} if target.route.model is None else {"model": target.route.model}
+        return target, {key: value for key, value in {**fields, **served}.items() if key in RENDERED}
 
     async def _count(self, target: Target, fields: dict[str, Any]) -> tuple[int, bool]:
         """Tokens of a prompt, and whether the engine itself counted them."""

@@ -1,4 +1,7 @@
-"""The HTTP server inside the application: it leaves signals to it, and stops when the calls in flight are done."""
+"""The HTTP server inside the application: it leaves signals to it, and stops when the calls in flight are done.
+
+Nobody needs a key to open a connection, so a request has to come within a time: its head, and then its body.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rollmill.errors import ConfigurationError
+from rollmill_capture.errors import ApiError
 from rollmill_capture.settings import CaptureSettings
 
 KEEP_ALIVE_SECONDS = 75
@@ -25,6 +33,77 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are the application's."""
         yield
+
+
+@dataclass(frozen=True)
+class BodyDeadline:
+    """Around an application: a request with a body that does not come in time ends with 408."""
+
+    app: ASGIApp
+    seconds: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        loop = asyncio.get_running_loop()
+        deadline, more = loop.time() + self.seconds, True
+
+        async def receive_in_time() -> Message:
+            nonlocal more
+            if not more:
+                return await receive()  # the client's leaving, whenever that is
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError as error:
+                more = False
+                raise ApiError(408, f"the request's body did not come within {self.seconds:g} s") from error
+            more = bool(message.get("more_body", False))
+            return message
+
+        await self.app(scope, receive_in_time, send)
+
+
+class _HeadDeadline(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # which of two it is depends on what is installed
+    """A connection on which the head of a request is not there in time is closed.
+
+    uvicorn's own time-out is for connections that are idle after a request; the next first byte ends it.
+    """
+
+    def __init__(self, seconds: float, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head_seconds = seconds
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        """Runs from the first byte on, and not anew with each further one."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._head_seconds, self._close_late)
+
+    def _stop_waiting(self) -> None:
+        timer, self._head_timer = self._head_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _close_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
 
 
 def listen(settings: CaptureSettings) -> socket.socket:
@@ -54,7 +133,8 @@ async def serve(app: ASGIApp, listener: socket.socket, settings: CaptureSettings
 
 def _config(app: ASGIApp, settings: CaptureSettings) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
+        BodyDeadline(app, settings.body_seconds),
+        http=partial(_HeadDeadline, settings.header_seconds),  # type: ignore[arg-type]  # it is called, like a class
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -13,28 +14,26 @@ from starlette.responses import Response
 
 from rollmill.codec import JSON, encode
 from rollmill.errors import BackpressureError, InvalidInputError
-from rollmill.models import SessionClosed, SessionEntry, SessionOpened, SessionSpec, SessionState
+from rollmill.models import LARGEST_REWARD, SessionClosed, SessionEntry, SessionOpened, SessionSpec, SessionState
+from rollmill.models.session import TENANT
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.admission import Admission, NoCapacityError
+from rollmill_capture.bodies import parse_object, read_body
+from rollmill_capture.coordination.tenants import QuotaExceededError, QuotaGuard, Tenant
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
-from rollmill_capture.http.requests import (
-    TENANT,
-    SessionResolver,
-    digest_of,
-    is_token_of,
-    new_token,
-    parse_object,
-    read_body,
-)
+from rollmill_capture.http.keys import SessionTokens
+from rollmill_capture.http.requests import Access, SessionResolver, no_session, require_name
 from rollmill_capture.http.session_requests import (
     CloseRequest,
     OpenRequest,
     UnacknowledgedEvents,
+    agent_environment,
     read_close_request,
     read_open_request,
+    refuse_large_rewards,
 )
 
 R = TypeVar("R")
@@ -63,34 +62,76 @@ class SessionApi:
     locks: tuple[asyncio.Lock, ...] = field(default_factory=lambda: tuple(asyncio.Lock() for _ in range(LOCKS)))
     """Requests about one session go one by one."""
     unacknowledged: UnacknowledgedEvents = field(default_factory=UnacknowledgedEvents)
-    tokens: Tokens = field(default_factory=lambda: Tokens())  # noqa: PLW0108  # defined below
+    tokens: SessionTokens = field(default_factory=SessionTokens)
+    quotas: QuotaGuard | None = None
+    max_reward: float = LARGEST_REWARD
+    token_may_close: bool = True
 
     async def open(self, request: Request) -> Response:
         tenant = self.resolver.tenant_of(request)
         opening = _with_tenant(await self._read(request, read_open_request, OPEN_BYTES), tenant)
         self._check(opening.spec)
-        session_id = opening.session_id or uuid.uuid4().hex
-        async with self._lock(session_id):
-            known = None if opening.session_id is None else await self.resolver.newest(session_id)
+        name = opening.session_id or uuid.uuid4().hex
+        async with self._lock(name):
+            if opening.session_id is not None:
+                await self.resolver.catch_up()
+            session_id, spec = self._recorded(tenant, name, opening.spec)
+            known = self.resolver.own_entry(tenant, session_id, name)
             if known is not None and known.attempt >= opening.attempt:
                 return await self._reopen(known, opening)
-            entry = await self._admit(session_id, opening)
+            with self._within_quota(tenant, spec, known):
+                entry = await self._admit(session_id, replace(opening, spec=spec))
         self.metrics.count("sessions_opened", purpose=entry.spec.purpose.value)
         return json_response(self._with_access(entry), CREATED)
 
     async def show(self, request: Request) -> Response:
-        entry = await self.resolver.owned_session(request, request.path_params["session_id"])
-        spec = entry.spec.model_dump(mode="json")
+        """For the tenant alone: the spec may hold what an agent is graded by."""
+        entry = await self.resolver.tenants_session(request)
+        spec = self.resolver.sent_spec(entry).model_dump(mode="json")
         return json_response({**self._summary(entry), "opened_at": entry.opened_at, "spec": spec})
 
     async def close(self, request: Request) -> Response:
         """Waits for the session's calls in flight on this replica; a close with equal content is answered again."""
-        closing = await self._read(request, read_close_request, CLOSE_BYTES)
-        entry = await self.resolver.owned_session(request, request.path_params["session_id"])
-        with self.resolver.in_flight.closing(entry.session_id):
-            await self._wait_idle(entry.session_id)
-            async with self._lock(entry.session_id):
-                return json_response(self._summary(await self._close(entry.session_id, closing)))
+        access = await self.resolver.access(request)
+        closing = self._allowed(access, await self._read(request, read_close_request, CLOSE_BYTES))
+        session_id, name = access.entry.session_id, self.resolver.name_of(access.entry)
+        with self.resolver.in_flight.closing(session_id):
+            await self._wait_idle(session_id, name)
+            async with self._lock(name):
+                return json_response(self._summary(await self._close(session_id, name, closing)))
+
+    def _recorded(self, tenant: Tenant, name: str, spec: SessionSpec) -> tuple[str, SessionSpec]:
+        """The id and the spec as they are recorded. Raises ApiError (422)."""
+        session_id = self.resolver.recorded_id(tenant, name)
+        try:
+            require_name(session_id, "session_id")
+            return session_id, self.resolver.recorded_spec(tenant, spec)
+        except InvalidInputError as error:
+            raise ApiError(UNPROCESSABLE, str(error)) from error
+
+    @contextmanager
+    def _within_quota(self, tenant: Tenant, spec: SessionSpec, replaced: SessionEntry | None) -> Iterator[None]:
+        if self.quotas is None:
+            yield
+            return
+        try:
+            with self.quotas.opening(tenant, spec, self.clock.now(), replaced):
+                yield
+        except QuotaExceededError as error:
+            raise ApiError(429, str(error), retry=True, retry_after=error.retry_after) from error
+
+    def _allowed(self, access: Access, closing: CloseRequest) -> CloseRequest:
+        """What the agent that is graded may do with its session's token. Raises ApiError (403, 422)."""
+        try:
+            refuse_large_rewards([closing.fields.get("reward")], self.max_reward)
+        except InvalidInputError as error:
+            raise ApiError(UNPROCESSABLE, str(error)) from error
+        if access.by_tenant:
+            return closing
+        if not self.token_may_close or {"reward", "output"} & set(closing.fields):
+            may = "without `reward` and `output`" if self.token_may_close else "with the tenant's key alone"
+            raise ApiError(403, f"a session's own api_key does not grade it: close it {may}, or use the tenant's key")
+        return replace(closing, attempt=closing.attempt or access.entry.attempt)
 
     async def _read(self, request: Request, read: Callable[[dict[str, Any]], R], limit: int) -> R:
         try:
@@ -109,7 +150,7 @@ class SessionApi:
             raise ApiError(UNPROCESSABLE, str(error)) from error
 
     async def _reopen(self, known: SessionEntry, opening: OpenRequest) -> Response:
-        same = known.attempt == opening.attempt and known.spec == opening.spec
+        same = known.attempt == opening.attempt and opening.spec in (known.spec, self.resolver.sent_spec(known))
         if same and known.state is SessionState.OPEN:
             if self.tokens.of(known) is None:
                 # Opened at another replica, or before a restart: the token is not known here any more.
@@ -118,8 +159,8 @@ class SessionApi:
         state = "with another spec" if not same else "and is closed"
         raise ApiError(
             409,
-            f"session {known.session_id!r}, attempt {known.attempt}, was opened {state}; choose another session_id, "
-            "or a higher attempt",
+            f"session {self.resolver.name_of(known)!r}, attempt {known.attempt}, was opened {state}; choose another "
+            "session_id, or a higher attempt",
         )
 
     async def _admit(self, session_id: str, opening: OpenRequest) -> SessionEntry:
@@ -170,21 +211,23 @@ class SessionApi:
         except BackpressureError as error:
             raise ApiError(503, str(error), retry=True, retry_after=error.retry_after) from error
 
-    async def _wait_idle(self, session_id: str) -> None:
+    async def _wait_idle(self, session_id: str, name: str) -> None:
         try:
             async with asyncio.timeout(self.close_seconds):
                 await self.resolver.in_flight.wait_until_idle(session_id)
         except TimeoutError:
             raise ApiError(
-                409, f"session {session_id!r} still has calls in flight; cancel them, then close it", retry=True
+                409, f"session {name!r} still has calls in flight; cancel them, then close it", retry=True
             ) from None
 
-    async def _close(self, session_id: str, closing: CloseRequest) -> SessionEntry:
-        entry = await self.resolver.newest(session_id) or await self.resolver.get(session_id)
+    async def _close(self, session_id: str, name: str, closing: CloseRequest) -> SessionEntry:
+        entry = await self.resolver.newest(session_id)
+        if entry is None:
+            raise no_session(name)
         if closing.attempt not in (None, entry.attempt):
-            raise ApiError(409, f"session {session_id!r} is at attempt {entry.attempt}, not {closing.attempt}")
+            raise ApiError(409, f"session {name!r} is at attempt {entry.attempt}, not {closing.attempt}")
         if entry.state is SessionState.CLOSED:
-            return _closed_before(entry, closing)
+            return _closed_before(entry, name, closing)
         event = self.unacknowledged.sent_before(
             SessionClosed(session_id=session_id, attempt=entry.attempt, at=self.clock.now(), **closing.fields)
         )
@@ -208,12 +251,12 @@ class SessionApi:
         self.unacknowledged.forget(event)
         self.resolver.table.apply(entry)
 
-    def _lock(self, session_id: str) -> asyncio.Lock:
-        return self.locks[hash(session_id) % len(self.locks)]
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self.locks[hash(name) % len(self.locks)]
 
     def _summary(self, entry: SessionEntry) -> dict[str, Any]:
         return {
-            "session_id": entry.session_id,
+            "session_id": self.resolver.name_of(entry),
             "attempt": entry.attempt,
             "state": entry.state.value,
             "base_url": self._base_url(entry),
@@ -221,34 +264,12 @@ class SessionApi:
 
     def _with_access(self, entry: SessionEntry) -> dict[str, Any]:
         """With all that an agent needs: only the caller that opens a session gets its token."""
-        token = self.tokens.of(entry) or entry.session_id
-        environment = _environment(entry, self._base_url(entry), token)
-        return {**self._summary(entry), "api_key": token, "environment": environment}
+        token, summary = self.tokens.of(entry) or entry.session_id, self._summary(entry)
+        environment = agent_environment(entry, summary, token)
+        return {**summary, "api_key": token, "environment": environment}
 
     def _base_url(self, entry: SessionEntry) -> str:
-        return f"{self.public_url}/sessions/{entry.session_id}/v1"
-
-
-class Tokens:
-    """The tokens of the sessions that were opened here last; only their digests are written down."""
-
-    def __init__(self, max_tokens: int = 100_000) -> None:
-        self._tokens: dict[str, str] = {}
-        self._max_tokens = max_tokens
-
-    def new(self, session_id: str) -> str:
-        """A new token for a session; returns its digest."""
-        token = new_token()
-        self._tokens.pop(session_id, None)
-        self._tokens[session_id] = token
-        if len(self._tokens) > self._max_tokens:
-            del self._tokens[next(iter(self._tokens))]
-        return digest_of(token)
-
-    def of(self, entry: SessionEntry) -> str | None:
-        """The session's token, where it is still valid; None: unknown here."""
-        token = self._tokens.get(entry.session_id)
-        return token if is_token_of(token, entry.token) else None
+        return f"{self.public_url}/sessions/{self.resolver.name_of(entry)}/v1"
 
 
 def _with_tenant(opening: OpenRequest, tenant: str | None) -> OpenRequest:
@@ -258,23 +279,7 @@ def _with_tenant(opening: OpenRequest, tenant: str | None) -> OpenRequest:
     return replace(opening, spec=opening.spec.replace(metadata=metadata))
 
 
-def _closed_before(entry: SessionEntry, closing: CloseRequest) -> SessionEntry:
+def _closed_before(entry: SessionEntry, name: str, closing: CloseRequest) -> SessionEntry:
     if entry.closing == closing.digest:
         return entry
-    raise ApiError(409, f"session {entry.session_id!r} was closed before, with another status, output or reward")
-
-
-def _environment(entry: SessionEntry, base_url: str, token: str) -> dict[str, str]:
-    """What a process needs so that a stock SDK in it talks to capture."""
-    task = {} if entry.spec.task_id is None else {"ROLLMILL_TASK_ID": entry.spec.task_id}
-    address = base_url.removesuffix("/v1")  # other SDKs put the version behind it themselves
-    return {
-        "OPENAI_BASE_URL": base_url,
-        "OPENAI_API_KEY": token,
-        "ANTHROPIC_BASE_URL": address,
-        "ANTHROPIC_API_KEY": token,
-        "GOOGLE_GEMINI_BASE_URL": address,
-        "GEMINI_API_KEY": token,
-        "ROLLMILL_SESSION_ID": entry.session_id,
-        **task,
-    }
+    raise ApiError(409, f"session {name!r} was closed before, with another status, output or reward")

@@ -122,10 +122,10 @@ class CallHandler:
                     call.target, request.body, call.completion_id, request.upstream_format.path, call.session_id
                 ) as response:
                     if response.status_code != OK:
-                        body = await response.aread()
+                        body = await self._upstream.read(response)
                         return refused(request.formatter, response.status_code, response.headers, body)
                     if self._relay is None:
-                        return self._read_body(await response.aread())
+                        return self._read_body(await self._upstream.read(response))
                     return await self._read_stream(response.aiter_bytes(), self._relay)
             except UpstreamError as error:
                 return unanswered(error)
@@ -157,7 +157,7 @@ class CallHandler:
             error = UpstreamError(f"its rest was refused with {response.status_code}", BAD_GATEWAY)
             return incomplete(parsed, error, not_continued=True)
         if self._relay is None:
-            return self._read_body(await response.aread())
+            return self._read_body(await self._upstream.read(response))
         stream = ContinuedStream(
             response.aiter_bytes(), self._relay.aborted or {}, parsed.sampled_tokens, self._continuation.text_parser
         )

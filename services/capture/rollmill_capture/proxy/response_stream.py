@@ -155,6 +155,8 @@ class StreamRelay:
 
     def feed(self, chunk: bytes) -> bytes:
         """Frames to forward at once."""
+        if self.over:
+            return b""  # nor is it kept: what comes after a failure may be as large as what failed
         try:
             events = self._parser.feed(chunk)
         except EventTooLargeError as error:

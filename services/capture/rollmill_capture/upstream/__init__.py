@@ -8,5 +8,6 @@
 | `probe` | finds out in the background what each engine can |
 | `formats` | the wire formats of engines, and how their answers are parsed |
 
-Imports `settings`, `model_config`, `sse` and `coordination.policies`; never `apis`, `proxy` or `http`; these import it.
+Imports `settings`, `model_config`, `sse`, `bodies` and `coordination.policies`; never `apis`, `proxy` or
+`http`; these import it.
 """

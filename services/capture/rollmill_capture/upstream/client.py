@@ -14,11 +14,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import structlog
 
 from rollmill.errors import RollmillError
+from rollmill_capture.bodies import DecodingTransport, read_whole
 from rollmill_capture.coordination.policies import PausedPolicies
 from rollmill_capture.model_config import Route
 from rollmill_capture.settings import CaptureSettings
@@ -27,14 +29,12 @@ from rollmill_capture.upstream.http_transport import BrokenResponseError, HttpTr
 
 BAD_GATEWAY = 502
 GATEWAY_TIMEOUT = 504
-
 IDLE_SECONDS = 60.0
 """After this an unused connection is closed; engines keep theirs a little longer or much shorter."""
 FIRST_REST_SECONDS = 0.5
 """Without calls after a failure; doubled by each failure that follows."""
 UNREACHABLE_SECONDS = 15.0
 """Longest rest of a replica that cannot be reached."""
-
 STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 """How a pooled connection fails that the server had closed."""
 NOT_REACHED = (httpx.ConnectError, httpx.ConnectTimeout)
@@ -164,6 +164,12 @@ class Upstream:
     client: httpx.AsyncClient
     pauses: PausedPolicies = field(default_factory=PausedPolicies)
     load_balancer: LoadBalancer = field(default_factory=LoadBalancer)
+    reply_bytes: int = 64 * 2**20
+    """Of a whole reply, decoded."""
+
+    async def read(self, response: httpx.Response) -> bytes:
+        """The body. Raises httpx.HTTPError, also where it is too large."""
+        return await read_whole(response, self.reply_bytes)
 
     @asynccontextmanager
     async def chat(
@@ -187,15 +193,16 @@ class Upstream:
     async def post(self, target: Target, path: str, body: bytes) -> httpx.Response:
         """A whole answer to a request that samples nothing. Raises UpstreamError."""
         headers = {**_headers(target), "content-type": "application/json"}
-        try:
-            return await self.client.post(f"{target.root}{path}", content=body, headers=headers)
-        except httpx.HTTPError as error:
-            raise upstream_error(error, target) from error
+        return await self._whole(target, "POST", f"{target.root}{path}", content=body, headers=headers)
 
     async def models(self, target: Target) -> httpx.Response:
         """The engine's list of models. Raises UpstreamError."""
+        return await self._whole(target, "GET", f"{target.base_url}/models", headers=_headers(target))
+
+    async def _whole(self, target: Target, method: str, url: str, **request: Any) -> httpx.Response:
         try:
-            return await self.client.get(f"{target.base_url}/models", headers=_headers(target))
+            async with self.client.stream(method, url, **request) as response:
+                return httpx.Response(response.status_code, content=await self.read(response))
         except httpx.HTTPError as error:
             raise upstream_error(error, target) from error
 
@@ -241,10 +248,11 @@ class Upstream:
 def make_client(settings: CaptureSettings) -> httpx.AsyncClient:
     """The client for all upstreams; the caller closes it."""
     trusted = httpx.create_ssl_context()
+    pool = PooledTransport(
+        lambda: HttpTransport(trusted), max_connections=settings.connections, idle_seconds=IDLE_SECONDS
+    )
     return httpx.AsyncClient(
-        transport=PooledTransport(
-            lambda: HttpTransport(trusted), max_connections=settings.connections, idle_seconds=IDLE_SECONDS
-        ),
+        transport=DecodingTransport(pool),
         timeout=httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds, pool=settings.connect_seconds),
         trust_env=False,  # the environment's proxies are not for the engine
         follow_redirects=False,
@@ -259,13 +267,13 @@ def replica_order(urls: Sequence[str], session_id: str) -> list[str]:
 
 
 def upstream_error(error: httpx.HTTPError, target: Target, *, began: bool = False) -> UpstreamError:
-    detail = str(error) or type(error).__name__
-    began = began or isinstance(error, BrokenResponseError)
+    detail, began = str(error) or type(error).__name__, began or isinstance(error, BrokenResponseError)
+    status, failed = BAD_GATEWAY, f"cannot be reached, or broke off: {detail}"
     if isinstance(error, httpx.TimeoutException):
-        return UpstreamError(
-            f"{target.base_url} gave no answer in time ({type(error).__name__})", GATEWAY_TIMEOUT, began=began
-        )
-    return UpstreamError(f"{target.base_url} cannot be reached, or broke off: {detail}", BAD_GATEWAY, began=began)
+        status, failed = GATEWAY_TIMEOUT, f"gave no answer in time ({type(error).__name__})"
+    if isinstance(error, httpx.DecodingError):
+        failed = f"gave no usable answer: {detail}"
+    return UpstreamError(f"{target.base_url} {failed}", status, began=began)
 
 
 def _root(url: str) -> str:

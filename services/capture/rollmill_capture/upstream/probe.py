@@ -15,6 +15,7 @@ import orjson
 import structlog
 
 from rollmill.runtime.telemetry.metrics import Metrics
+from rollmill_capture.bodies import read_whole
 from rollmill_capture.model_config import EngineKind
 from rollmill_capture.sse import EventParser, ServerEvent
 from rollmill_capture.upstream.capabilities import Capability, EngineCapabilities, has_all_ids, request_token_ids
@@ -33,6 +34,7 @@ OWNERS = {
 QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 1.0}
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
 CALL_SECONDS = 60.0
+REPLY_BYTES = 4 * 2**20
 AGAIN_SECONDS = 30.0
 """Between two probes of an engine that is known: replies of the one before may be under way that long."""
 
@@ -94,7 +96,7 @@ class Probe:
         return Capability(kind, streams_ids=not ids, known=True, ids=ids)
 
     async def _identify(self, target: Target) -> tuple[EngineKind, str | None]:
-        response = await self.client.get(f"{target.base_url}/models", headers=_headers(target), timeout=CALL_SECONDS)
+        response = await self._ask("GET", f"{target.base_url}/models", headers=_headers(target))
         response.raise_for_status()
         body = orjson.loads(response.content)
         data = body.get("data") if isinstance(body, dict) else None
@@ -106,14 +108,18 @@ class Probe:
         """One token; None where the engine refuses the request, which shows nothing about others."""
         named: dict[str, Any] = {**QUESTION, "stream": stream} | ({} if model is None else {"model": model})
         fields, _, _ = request_token_ids(kind, CHAT, named)
-        response = await self.client.post(
-            f"{target.base_url}/chat/completions", json=fields, headers=_headers(target), timeout=CALL_SECONDS
-        )
+        url = f"{target.base_url}/chat/completions"
+        response = await self._ask("POST", url, json=fields, headers=_headers(target))
         if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
             response.raise_for_status()
         if response.status_code != httpx.codes.OK:
             return None
         return _parse_stream(response.content) if stream else CHAT.parse_body(orjson.loads(response.content), None)
+
+    async def _ask(self, method: str, url: str, **request: Any) -> httpx.Response:
+        async with self.client.stream(method, url, timeout=CALL_SECONDS, **request) as response:
+            content = await read_whole(response, REPLY_BYTES)
+            return httpx.Response(response.status_code, content=content, request=response.request)
 
     def _report(self, target: Target, found: Capability) -> None:
         log = structlog.get_logger()

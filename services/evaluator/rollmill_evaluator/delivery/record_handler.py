@@ -9,12 +9,19 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from rollmill.errors import InvalidInputError, PoisonRecordError
+from rollmill.errors import PoisonRecordError
 from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
 from rollmill.runtime.claim_check import ClaimCheck
 from rollmill.runtime.failpoints import Failpoint, Failpoints
 from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.strategies import BaseTrajectoryEvaluator, ResourceClass, StrategyRegistry
+from rollmill.strategies import (
+    AboveMaximumError,
+    BaseTrajectoryEvaluator,
+    ResourceClass,
+    StrategyRegistry,
+    require_countable,
+)
+from rollmill.strategies.foreign_code import contained
 from rollmill.topics import EVALUATIONS, partition_of
 from rollmill_evaluator.consumer.in_flight import ReceivedRecord
 from rollmill_evaluator.delivery.trajectory_record import read_trajectory
@@ -75,7 +82,11 @@ class RecordHandler:
             self.metrics.count(name)
 
     def _is_ours(self, spec: EvaluatorSpec) -> bool:
-        found = resource_class_of(self.grader.registry, spec)
+        try:
+            require_countable([spec.config], self.grader.maxima)
+            found = resource_class_of(self.grader.registry, spec)
+        except AboveMaximumError:  # the grader refuses it
+            found = ResourceClass.LIGHT
         return found is not None and self.resource_class in (None, found)
 
     async def _evaluate(self, trajectory: Trajectory, digest: str, spec: EvaluatorSpec) -> None:
@@ -105,10 +116,11 @@ class RecordHandler:
 def resource_class_of(registry: StrategyRegistry[BaseTrajectoryEvaluator], spec: EvaluatorSpec) -> ResourceClass | None:
     """The class that runs ``spec``; None: it is evaluated outside of this service.
 
-    Where the evaluator cannot be constructed, the spec is LIGHT: only its failure is to be published.
+    Where the evaluator cannot be constructed, or is of no class, the spec is LIGHT: its failure is to be published.
     """
     try:
         evaluator = registry.create(spec)
-    except InvalidInputError:
+        with contained():
+            return ResourceClass(evaluator.resource_class) if evaluator.answered_here else None
+    except Exception:  # noqa: BLE001  # foreign code can raise anything; `Grader` reports it
         return ResourceClass.LIGHT
-    return evaluator.resource_class if evaluator.answered_here else None

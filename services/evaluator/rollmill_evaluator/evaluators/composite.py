@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -13,8 +13,10 @@ from typing import Any, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from rollmill.errors import NotGradedError
-from rollmill.models import EvalResult, EvaluatorSpec, Record, Trajectory
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, evaluator_registry
+from rollmill.models import EvalResult, EvaluatorSpec, Record, StrategySpec, Trajectory
+from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceRequest, evaluator_registry
+from rollmill.strategies.foreign_code import contained_await
+from rollmill.strategies.nesting import check_nesting
 from rollmill_evaluator.result_validation import not_graded_result, validated_result
 from rollmill_evaluator.retrying import Retries
 
@@ -75,9 +77,15 @@ class CompositeEvaluator(BaseTrajectoryEvaluator):
     version = "1"
 
     def __init__(self, **config: Any) -> None:
-        self._config = CompositeConfig.model_validate(config)
+        check_nesting([StrategySpec(strategy="composite", config=config)])
+        self._config = CompositeConfig.validate_strictly(config)
         self._parts = [(spec, evaluator_registry().create(spec)) for spec in self._config.parts]
         self.resource_class = max(part.resource_class for _, part in self._parts)
+
+    def requested_resources(self) -> Iterator[ResourceRequest]:
+        for index, (_, part) in enumerate(self._parts):
+            for request in part.requested_resources():
+                yield replace(request, field=f"parts.{index}.config.{request.field}")
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         results = await asyncio.gather(
@@ -96,7 +104,7 @@ class CompositeEvaluator(BaseTrajectoryEvaluator):
 
         retries = Retries(self._config.attempts, self._config.retry_seconds)
         try:
-            result = await retries.run(attempt, context.deadline_seconds)
+            result = await contained_await(retries.run(attempt, context.deadline_seconds))
         except Exception as error:  # noqa: BLE001  # foreign code can raise anything, and none of it is a number
             result = not_graded_result(error)
         return PartResult(spec, result, time.perf_counter() - began)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollmill.errors import InfrastructureError
 from rollmill.models import EvalResult, Trajectory, Verdict
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass
+from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass, ResourceRequest
 from rollmill.strategies.sandbox import SANDBOX_FAILED, Job, JobOutcome, Step
 from rollmill_evaluator.test_grading import swebench_instances, swebench_package, workspace
 from rollmill_evaluator.test_grading.scoring import OUTPUT_CHARACTERS, premature_end, session_failure
@@ -28,7 +28,10 @@ class SwebenchHarnessEvaluator(BaseTrajectoryEvaluator):
     resource_class = ResourceClass.SANDBOX
 
     def __init__(self, **config: Any) -> None:
-        self._config = SwebenchHarnessConfig.model_validate(config)
+        self._config = SwebenchHarnessConfig.validate_strictly(config)
+
+    def requested_resources(self) -> list[ResourceRequest]:
+        return self._config.resources.requested
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from rollmill.models import EvalResult, Trajectory, Verdict
-from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass
+from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceClass, ResourceRequest
 from rollmill.strategies.sandbox import WORK, Ending, Job, JobOutcome, Step
 from rollmill_evaluator.test_grading import workspace
 from rollmill_evaluator.test_grading.config import TestOnOutputConfig
@@ -26,7 +26,10 @@ class TestOnOutputEvaluator(BaseTrajectoryEvaluator):
     resource_class = ResourceClass.SANDBOX
 
     def __init__(self, **config: Any) -> None:
-        self._config = TestOnOutputConfig.model_validate(config)
+        self._config = TestOnOutputConfig.validate_strictly(config)
+
+    def requested_resources(self) -> list[ResourceRequest]:
+        return self._config.resources.requested
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config

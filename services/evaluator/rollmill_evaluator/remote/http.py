@@ -38,7 +38,7 @@ class HttpEvaluator(BaseTrajectoryEvaluator):
     resource_class = ResourceClass.REMOTE
 
     def __init__(self, **config: Any) -> None:
-        self._config = HttpConfig.model_validate(config)
+        self._config = HttpConfig.validate_strictly(config)
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config
@@ -48,6 +48,7 @@ class HttpEvaluator(BaseTrajectoryEvaluator):
             body=orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY),
             headers={SESSION: f"{trajectory.session_id}:{trajectory.attempt}"},
             signed_answer=config.signed_answer,
+            rule=config.address_rule(context),
         )
         return parse_result(await request.send(min(config.timeout_seconds, context.deadline_seconds)))
 
@@ -55,6 +56,6 @@ class HttpEvaluator(BaseTrajectoryEvaluator):
 def parse_result(body: bytes) -> EvalResult:
     """Raises NotGradedError (``invalid_answer``)."""
     try:
-        return EvalResult.model_validate(orjson.loads(body))
+        return EvalResult.validate_strictly(orjson.loads(body))
     except ValueError as error:
         raise NotGradedError(INVALID_ANSWER, str(error)) from error

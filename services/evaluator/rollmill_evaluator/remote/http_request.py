@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Self
+from ipaddress import ip_network
+from typing import Any, Self
 
 import httpx
 from pydantic import Field, model_validator
@@ -17,11 +19,11 @@ from rollmill.models import Record
 from rollmill.signing import ANSWER_HEADER, HEADER, sign, verify_answer
 from rollmill.strategies import EvaluationContext
 from rollmill.strategies.services import ExternalService
+from rollmill_evaluator.remote.addresses import SERVICE_UNREACHABLE, AddressRule
 
 UNKNOWN_SERVICE = "unknown_service"
 URL_NOT_ALLOWED = "url_not_allowed"
 SERVICE_TIMEOUT = "service_timeout"
-SERVICE_UNREACHABLE = "service_unreachable"
 SERVICE_UNAVAILABLE = "service_unavailable"
 SERVICE_REFUSED = "service_refused"
 SERVICE_SIGNATURE = "service_signature"
@@ -59,6 +61,10 @@ class ServiceReference(Record):
             raise NotGradedError(UNKNOWN_SERVICE, detail)
         return found
 
+    def address_rule(self, context: EvaluationContext) -> AddressRule | None:
+        """For a ``url``; None: an operator named the service, wherever it is."""
+        return None if self.url is None else AddressRule(tuple(map(ip_network, context.networks)))
+
 
 def _unnamed_service(url: str, *, allowed: bool) -> ExternalService:
     if not allowed:
@@ -76,6 +82,8 @@ class HttpRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     signed_answer: bool = False
     """True: an answer without a valid signature is refused."""
+    rule: AddressRule | None = None
+    """Which addresses the service may have; None: any, because an operator named it."""
 
     async def send(self, seconds: float) -> bytes:
         """The answer's body. Raises InfrastructureError where a later try may succeed, else NotGradedError."""
@@ -83,12 +91,13 @@ class HttpRequest:
         headers = {"content-type": "application/json", **self._auth_headers(signature), **self.headers}
         try:
             async with (
+                asyncio.timeout(seconds),
                 http_client(seconds) as client,
-                client.stream(
-                    "POST", self.service.url.rstrip("/") + self.path, content=self.body, headers=headers
-                ) as response,
+                client.stream("POST", content=self.body, **await self._destination(headers)) as response,
             ):
                 body = await _read_bounded(response)
+        except TimeoutError as error:
+            raise InfrastructureError(SERVICE_TIMEOUT, f"no answer within {seconds:.3g} s") from error
         except httpx.TimeoutException as error:
             raise InfrastructureError(SERVICE_TIMEOUT, f"no answer within {seconds:.3g} s") from error
         except httpx.TransportError as error:
@@ -98,6 +107,21 @@ class HttpRequest:
         _raise_failure(response, body)
         self._verify_signature(signature, response, body)
         return body
+
+    async def _destination(self, headers: dict[str, str]) -> dict[str, Any]:
+        """URL, headers and TLS name. Where there is a rule the URL has the address that was checked, so that no second
+        look-up can give another one.
+        """
+        url = httpx.URL(self.service.url.rstrip("/") + self.path)
+        if self.rule is None:
+            return {"url": url, "headers": headers}
+        port = url.port or (443 if url.scheme == "https" else 80)
+        address = await self.rule.allowed_address(url.host, port)
+        return {
+            "url": url.copy_with(host=address),
+            "headers": {**headers, "host": url.netloc.decode()},
+            "extensions": {"sni_hostname": url.host},
+        }
 
     def _signature(self) -> str | None:
         key = self.service.signing_key

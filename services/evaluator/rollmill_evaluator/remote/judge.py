@@ -31,13 +31,17 @@ class LlmJudgeEvaluator(BaseTrajectoryEvaluator):
     resource_class = ResourceClass.REMOTE
 
     def __init__(self, **config: Any) -> None:
-        self._config = JudgeConfig.model_validate(config)
+        self._config = JudgeConfig.validate_strictly(config)
 
     async def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         config = self._config
         body, cut = chat_request(config, trajectory)
         request = HttpRequest(
-            service=config.resolve(context), body=orjson.dumps(body), path="/chat/completions", headers=NEVER_TRAINED
+            service=config.resolve(context),
+            body=orjson.dumps(body),
+            path="/chat/completions",
+            headers=NEVER_TRAINED,
+            rule=config.address_rule(context),
         )
         errors: list[str] = []
         for _ in range(config.attempts):

@@ -65,7 +65,8 @@ class Bubblewrap:
             command = self._command(job, nonce, stack)
             command = group.enter_first(command) if group else command
             try:
-                result = await run(command, process_limits(job, nonce), UsageCheck(job.limits, 2 * OWN_PROCESSES))
+                usage = UsageCheck(job.limits, 2 * OWN_PROCESSES, tmpfs_sizes(job.limits))
+                result = await run(command, process_limits(job, nonce), usage)
             except OSError as error:
                 raise InfrastructureError(SANDBOX_FAILED, f"{self.program} cannot be started: {error}") from error
             exhausted = group is not None and group.exhausted()
@@ -83,6 +84,7 @@ class Bubblewrap:
             *_system(),
             *_devices(),
             *_writable(job.limits),
+            *("--remount-ro", "/dev"),
             *_bound(tool for tool in self.tools if not tool.is_relative_to("/usr")),  # they may be below /tmp
             *("--symlink", WORK, TESTBED),
             *(option for path, source in job.mounts.items() for option in ("--ro-bind", str(source), path)),
@@ -131,21 +133,25 @@ def _bound(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def _devices() -> tuple[str, ...]:
-    """A /dev and a /proc of its own, both remounted read-only.
+    """A /dev and a /proc of its own, both remounted read-only (/dev once /dev/shm is in it).
 
     /dev would be a writable file system without a size limit. In /proc, settings of the whole kernel are files of root,
     and a process that is root on the machine could write them without any capability.
     """
-    return (
-        *("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"),
-        *("--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"),  # noqa: S108  # the sandbox's own
-        *("--remount-ro", "/dev"),
-    )
+    return ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev")
+
+
+def tmpfs_sizes(limits: JobLimits) -> dict[str, int]:
+    """Every place where a job can write, with its size in bytes: all of them are memory, so none is larger than the
+    job's memory, and what is stored in them counts as its memory.
+    """
+    disk = min(limits.disk_bytes, limits.memory_bytes)
+    return {WORK: disk, "/tmp": disk, "/dev/shm": min(SHARED_MEMORY_BYTES, limits.memory_bytes)}  # noqa: S108  # the sandbox's own
 
 
 def _writable(limits: JobLimits) -> Iterator[str]:
-    for path in (WORK, "/tmp"):  # noqa: S108  # the sandbox's own /tmp
-        yield from ("--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", path)
+    for path, size in tmpfs_sizes(limits).items():
+        yield from ("--perms", "1777", "--size", str(size), "--tmpfs", path)
 
 
 def _limited(limits: JobLimits) -> tuple[str, ...]:

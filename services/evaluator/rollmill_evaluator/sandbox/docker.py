@@ -112,7 +112,7 @@ def _limited(limits: JobLimits) -> Iterator[str]:
     """Limits of the engine. An image's own folders stay writable, as tests want; the work folder and /tmp are sized."""
     seconds = int(limits.prepare_seconds + limits.seconds) + 1
     for path in (WORK, "/tmp"):  # noqa: S108  # the container's own /tmp
-        yield from ("--tmpfs", f"{path}:rw,exec,mode=1777,size={limits.disk_bytes}")
+        yield from ("--tmpfs", f"{path}:rw,exec,mode=1777,size={min(limits.disk_bytes, limits.memory_bytes)}")
     yield from ("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes))
     yield from ("--pids-limit", str(limits.processes + OWN_PROCESSES), "--stop-timeout", "1")
     for name, value in (("fsize", limits.disk_bytes), ("nofile", limits.open_files), ("cpu", seconds), ("core", 0)):

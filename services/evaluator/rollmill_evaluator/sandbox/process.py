@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ CHUNK = 2**16
 USAGE_CHECK_SECONDS = 0.05
 END_SECONDS = 10.0
 """How long a killed process may take to end."""
+MOST_OUTPUT_BYTES = 16 * 2**20
+"""Of an output that is kept, whatever a job's limits allow: it is held in this process's own memory."""
 
 IsExhausted = Callable[[int], bool]
 """Takes the process id of a sandbox; True: it uses more than its limits."""
@@ -60,7 +61,8 @@ async def run(command: Command, limits: ProcessLimits, exhausted: IsExhausted) -
     """
     began = time.monotonic()
     process = await _start(command)
-    output, reports = CappedOutput(limits.output_bytes), CappedOutput(2 * limits.report_bytes)
+    output = CappedOutput(min(limits.output_bytes, MOST_OUTPUT_BYTES))
+    reports = CappedOutput(2 * limits.report_bytes)
     deadline = _Deadline(limits)
     reading = asyncio.gather(
         _read_stream(process.stdout, output.add),
@@ -147,32 +149,30 @@ async def _end(process: asyncio.subprocess.Process, reading: asyncio.Future[tupl
 
 
 class CappedOutput:
-    """Keeps at most ``limit`` bytes of what is added, half from the start and half from the end; counts the rest."""
+    """Keeps at most ``limit`` bytes of what is added, half from the start and half from the end; counts the rest.
+
+    It holds two buffers, and no list of chunks: a job that writes byte by byte would fill that with objects.
+    """
 
     def __init__(self, limit: int) -> None:
         self._head_limit = (limit + 1) // 2
         self._tail_limit = limit // 2
         self._head = bytearray()
-        self._tail: deque[bytes] = deque()
-        self._tail_bytes = 0
+        self._tail = bytearray()
         self._dropped = 0
 
     def add(self, chunk: bytes) -> None:
         room = self._head_limit - len(self._head)
         self._head += chunk[:room]
-        if rest := chunk[room:]:
-            self._tail.append(rest)
-            self._tail_bytes += len(rest)
-            self._shorten()
+        self._tail += chunk[room:]
+        if len(self._tail) > self._tail_limit + max(self._tail_limit // 2, CHUNK):
+            self._shorten()  # not for each chunk, because what is left is moved
 
     def _shorten(self) -> None:
-        """Drop whole chunks that cannot be part of the tail."""
-        while self._tail and self._tail_bytes - len(self._tail[0]) >= self._tail_limit:
-            dropped = len(self._tail.popleft())
-            self._tail_bytes -= dropped
-            self._dropped += dropped
+        over = max(0, len(self._tail) - self._tail_limit)
+        del self._tail[:over]
+        self._dropped += over
 
     def kept(self) -> Output:
-        tail = b"".join(self._tail)
-        over = max(0, len(tail) - self._tail_limit)
-        return Output(bytes(self._head), tail[over:], self._dropped + over)
+        self._shorten()
+        return Output(bytes(self._head), bytes(self._tail), self._dropped)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from rollmill.models.base import FiniteFloat, PositiveInt, Record
+from rollmill.strategies import ResourceRequest
 from rollmill.strategies.sandbox import JobLimits, Step
 from rollmill_evaluator.test_grading.frameworks import FRAMEWORKS, Framework, FrameworkName
 from rollmill_evaluator.test_grading.scoring import ExitRule, ExpectedTests, Scoring, VerdictRewards
@@ -34,6 +35,12 @@ class Resources(Record):
     disk_mib: PositiveInt = 1024
     output_kib: PositiveInt = 4096
     """Of the tests' output that is read."""
+
+    @property
+    def requested(self) -> list[ResourceRequest]:
+        """For the operator's maxima; each has the name of its field."""
+        given = {name: getattr(self, name) for name in type(self).model_fields}
+        return [ResourceRequest(f"resources.{name}", name, value) for name, value in given.items() if value is not None]
 
     @property
     def limits(self) -> JobLimits:

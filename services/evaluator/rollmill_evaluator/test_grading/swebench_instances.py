@@ -72,7 +72,7 @@ def require_complete(instance: dict[str, Any]) -> dict[str, Any]:
     """``instance``, if it has all fields that grading needs. Raises ValueError with those that are missing."""
     if missing := [name for name in FIELDS if name not in instance]:
         raise ValueError(f"the instance lacks {', '.join(missing)}; data sets of swebench 5 have them")
-    if not REVISION.match(str(instance.get("base_commit", "HEAD"))):
+    if not REVISION.fullmatch(str(instance.get("base_commit", "HEAD"))):
         raise ValueError(f"base_commit {instance['base_commit']!r} is not a git revision")
     return instance
 

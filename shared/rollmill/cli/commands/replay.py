@@ -39,6 +39,7 @@ def replay(
     from rollmill.models import EvaluatorSpec, StrategySpec  # noqa: PLC0415
     from rollmill.ops.replay import Plan, replay  # noqa: PLC0415
     from rollmill.ops.replay.plan import settings_into  # noqa: PLC0415
+    from rollmill.strategies.allow_list import allowed_by_hand  # noqa: PLC0415
 
     live = kafka_settings(bootstrap_servers, prefix)
     if evaluator_config is not None and len(evaluator or ()) != 1:
@@ -57,7 +58,9 @@ def replay(
         from_offset=None if from_offset is None else offsets(from_offset),
         options=options([*(option or ()), *([] if max_staleness is None else [f"max_staleness={max_staleness}"])]),
     )
-    comparison = on_kafka(live, replay(plan, lambda line: typer.echo(line, err=True)))
+    by_hand = [builder, json_object(builder_config), *(evaluator or ()), json_object(evaluator_config)]
+    with allowed_by_hand([*by_hand, *plan.options.values()]):
+        comparison = on_kafka(live, replay(plan, lambda line: typer.echo(line, err=True)))
     typer.echo(json.dumps(comparison.as_json()) if as_json else comparison.table())
 
 

@@ -49,7 +49,7 @@ def schema_path(event: str) -> str:
 
 
 def json_schema(event: str, model: Any) -> dict[str, Any]:
-    """What a producer may send, as JSON Schema; fields with a default may be left out."""
+    """What a reader accepts, as JSON Schema; fields with a default may be left out, unknown ones are kept (rule C7)."""
     schema = _standard(TypeAdapter(model).json_schema(mode="validation"))
     named = {"$schema": DIALECT, "$id": f"urn:rollmill:{event}:v{VERSION}", "title": event}
     return {**named, **schema, **named}

@@ -19,9 +19,11 @@ from rollmill.cli.inspect.session_log import read_session
 from rollmill.cli.inspect.token_text import ids_only, pieces_of
 from rollmill.cli.inspect.views import SessionView, view_of
 from rollmill.errors import InvalidInputError
-from rollmill.models import StrategySpec, Trajectory, is_identifier
+from rollmill.models import CompletionSession, StrategySpec, Trajectory, TrajectoryStatus, is_identifier
 from rollmill.settings import KafkaSettings
-from rollmill.strategies import builder_registry
+from rollmill.strategies import BaseTrajectoryBuilder, builder_registry, trajectory_of
+from rollmill.strategies.allow_list import allowed_by_hand
+from rollmill.strategies.foreign_code import contained, describe
 
 PIPE_WIDTH = 120
 """Columns, at least, where the output is no terminal."""
@@ -80,8 +82,18 @@ def _view(recording: Recording, query: SessionQuery) -> SessionView:
         return view_of(recording, recording.built, from_log=True)
     own = recording.spec.builder
     spec = StrategySpec(strategy=query.builder or own.strategy, config=query.config or {}) if given else own
-    built = builder_registry().create(spec).build(recording.session())
-    return view_of(recording, built, from_log=False)
+    with allowed_by_hand([query.builder, query.config]):
+        builder = builder_registry().create(spec)
+    return view_of(recording, _built(builder, recording.session()), from_log=False)
+
+
+def _built(builder: BaseTrajectoryBuilder, session: CompletionSession) -> Trajectory:
+    """As in the builder, a strategy that fails gives one session that failed, and the others are shown."""
+    try:
+        with contained():
+            return builder.build(session)
+    except Exception as error:  # noqa: BLE001  # foreign code can raise anything
+        return trajectory_of(session, status=TrajectoryStatus.ERROR, error=f"the builder failed: {describe(error)}")
 
 
 def show(

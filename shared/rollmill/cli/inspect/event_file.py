@@ -8,11 +8,10 @@ from typing import Any
 
 import orjson
 
-from rollmill.codec import JSON, decode
+from rollmill.codec import JSON, Headers, decode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import CompletionEvent, CompletionRecord
 
-Headers = tuple[tuple[str, bytes], ...]
 AS_JSON: Headers = (("content-type", JSON.encode()),)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rollmill.errors import InvalidInputError
+from rollmill.strategies.allow_list import allowed_by_hand
 from rollmill.strategies.decoding import Decode, decoder
 
 Pieces = Callable[[Sequence[int]], list[str]]
@@ -21,10 +22,12 @@ def ids_only(ids: Sequence[int]) -> list[str]:
 def pieces_of(source: str) -> Pieces:
     """``source`` as `rollmill.strategies.decoding.decoder` takes it.
 
-    A token that is no whole text is shown as its id. Raises InvalidInputError.
+    A person names it at the command line, so any module may be. A token that is no whole text is shown as its id.
+    Raises InvalidInputError.
     """
     try:
-        decode = decoder(source)
+        with allowed_by_hand([source]):
+            decode = decoder(source)
         decode([])  # an unreadable file is reported now, not while drawing
     except ValueError as error:
         raise InvalidInputError(str(error)) from error

@@ -15,6 +15,7 @@ from rollmill.models.dead_letter import DeadLetterDecision
 from rollmill.ops.dlq.dead_letter import DeadLetter, LetterNumber, LetterState, read_letters, read_value
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.transaction import ProducerRecord, Transaction, TransactionFailedError, stop_producer
+from rollmill.runtime.stream.dead_letters import NOT_COPIED
 from rollmill.runtime.stream.processor import OutputRecord
 from rollmill.runtime.stream.producer_records import producer_record
 from rollmill.runtime.telemetry.clock import Clock
@@ -47,6 +48,8 @@ class DeadLetterManager:
         letter = self.letters[number]
         if letter.state is LetterState.REPLAYED:
             return _decided(letter)
+        if letter.info.error.startswith(NOT_COPIED):
+            return f"{letter.number} holds no bytes: the record was too large for a dead letter, and is at its source"
         value = await read_value(self.settings, number)
         await self._write(redrive_records(letter, value, self.settings), letter, "replayed", why)
         return None

@@ -102,9 +102,10 @@ class TaskDriver:
         batch, self._batch = self._batch, TransactionBatch()
         if not (batch.records or batch.inputs):
             return []
-        position = Position(dict(self.positions), self._processor.budget.level)
+        budget = self._processor.budget
+        position = Position(dict(self.positions), budget.level, budget.keys)
         changelog = self._identity.changelog
         last = ProducerRecord(changelog.topic, changelog.partition, POSITION.encode(), position.encode())
         offsets = await self.writer.write([*batch.records, last])
-        self._processor.settle(position.dead_letter_level, committed=True)
+        self._processor.settle(position, committed=True)
         return list(zip(batch.records, offsets, strict=False))

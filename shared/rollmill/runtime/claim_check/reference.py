@@ -15,9 +15,12 @@ MOST_BYTES = 512
 
 
 class BlobReference(BaseModel):
-    """The content's own digest is its name: equal values give equal records and one blob (rule E3)."""
+    """The content's own digest is its name: equal values give equal records and one blob (rule E3).
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    Fields that a newer release adds are ignored.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     sha256: str = Field(pattern=r"\A[0-9a-f]{64}\z")
     """Lower-case hexadecimal; name and checksum in one."""

@@ -28,7 +28,7 @@ Forget = Callable[[str, Headers], None]
 """Takes the key and the headers of a tombstone."""
 
 Refuse = Callable[[str, PoisonRecordError], None]
-"""Takes the key of a record that cannot be read, which is passed over, and why."""
+"""Takes the key of a record that cannot be read or applied, which is passed over, and why."""
 
 
 class GlobalTable:
@@ -111,14 +111,17 @@ class GlobalTable:
             self._moved.notify_all()
 
     def _take(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        """Whatever is wrong with a record, it is passed over: the topic keeps it, and every start reads it again."""
         key = (record.key or b"").decode("utf-8", "replace")
-        if record.value is None and self._forget is not None:
-            self._forget(key, tuple(record.headers))
-            return
         try:
-            self._apply(key, self._read(record.value, tuple(record.headers)))
+            if record.value is None and self._forget is not None:
+                self._forget(key, tuple(record.headers))
+            else:
+                self._apply(key, self._read(record.value, tuple(record.headers)))
         except PoisonRecordError as error:
             self._refuse(key, error)
+        except Exception as error:  # noqa: BLE001  # of the table: a record that it does not expect
+            self._refuse(key, PoisonRecordError("invalid", f"{type(error).__name__}: {error}"))
 
     def _read(self, value: bytes | None, headers: Headers) -> Any:
         return None if value is None else decode(self._topic.model, value, headers)

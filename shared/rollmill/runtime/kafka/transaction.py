@@ -45,7 +45,7 @@ class ProducerRecord:
 
     @property
     def size(self) -> int:
-        headers = sum(len(name) + len(value) for name, value in self.headers)
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key) + len(self.value or b"") + headers
 
 

@@ -6,8 +6,9 @@ changelog and continues at the position that the last committed transaction wrot
 
 `processor` is the contract of a stage. `task` is the loop of one task (`task_identity`: which tasks there are), and
 `runner` runs all of a process. `task_consumer` reads input, `batch_processor` turns it into one transaction's batch,
-`producer_records` encodes outputs, `dead_letters` sets bad records aside, `state` and `changelog` keep and restore the
-state, `task_metrics` reports. Imports: claim_check, kafka, telemetry, topics, codec, models, settings, errors.
+`producer_records` encodes outputs, `dead_letters` sets bad records aside, `rerouting` sends misplaced ones on, `state`
+and `changelog` keep and restore the state, `task_metrics` reports. Imports: claim_check, kafka, telemetry, topics,
+codec, models, settings, errors.
 """
 
 from rollmill.runtime.stream.processor import (

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from rollmill.errors import FatalError, PoisonRecordError
 from rollmill.runtime.claim_check import largest_value
 from rollmill.runtime.kafka.transaction import ProducerRecord
-from rollmill.runtime.stream.dead_letters import DeadLetterBudget, dead_letter
+from rollmill.runtime.stream.changelog import Position
+from rollmill.runtime.stream.dead_letters import DeadLetterBudget, bare_dead_letter, dead_letter, refuse_oversized
 from rollmill.runtime.stream.processor import InputRecord, Outputs, Processor, TaskContext, TaskLocal
 from rollmill.runtime.stream.producer_records import changelog_producer_record, producer_record
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.runtime.stream.task_identity import TaskIdentity
 from rollmill.settings import ServiceSettings
+from rollmill.strategies.foreign_code import contained
 
 V = TypeVar("V")
 
@@ -37,14 +40,22 @@ class TransactionBatch:
     size: int = 0
     """Bytes of ``records``, kept up to date: it is read after each input."""
 
-    def add(self, records: Sequence[ProducerRecord]) -> None:
-        self.records += records
-        self.size += sum(record.size for record in records)
-
-    def measure(self, outputs: Outputs) -> None:
-        for name, amount in outputs.counts.items():
+    def add(self, prepared: PreparedOutputs) -> None:
+        self.records += prepared.records
+        self.size += prepared.size
+        for name, amount in prepared.counts.items():
             self.counts[name] = self.counts.get(name, 0) + amount
-        self.observed += [(name, value) for name, values in outputs.observed.items() for value in values]
+        self.observed += prepared.observed
+
+
+@dataclass(frozen=True)
+class PreparedOutputs:
+    """The outputs of one record or punctuation: applied to the state, encoded and measured. Adding them cannot fail."""
+
+    records: list[ProducerRecord]
+    size: int
+    counts: dict[str, float]
+    observed: list[tuple[str, float]]
 
 
 class BatchProcessor(Generic[V]):
@@ -54,8 +65,10 @@ class BatchProcessor(Generic[V]):
         self._stage, self._identity, self._settings = stage, identity, settings
         self.local: TaskLocal = stage.task_local()
         self.state = TaskState.of(stage, self.local)
-        self.budget = self._fresh_budget(0.0)
+        self.budget = self._settled = DeadLetterBudget(settings.dead_letter_limit, settings.dead_letter_leak)
         self._quarantined: dict[tuple[str, int], str] = {}
+        self._letters_made: set[tuple[str, int]] = set()
+        """Since the last commit: where outputs are refused although one was made, the letter itself was."""
 
     async def restore(self, live: dict[bytes, bytes]) -> None:
         """Fold the live changelog records, which are used up; the event loop gets its turns (rule C5)."""
@@ -69,15 +82,18 @@ class BatchProcessor(Generic[V]):
                 await asyncio.sleep(0)
                 until = now() + YIELD_SECONDS
 
-    def settle(self, level: float, *, committed: bool) -> None:
-        """Keep or undo what was done since the last commit; ``level`` is the dead-letter level then."""
+    def settle(self, position: Position | None, *, committed: bool) -> None:
+        """Keep or undo what was done since the last commit; ``position`` has the dead-letter budget then."""
         if committed:
             self.state.commit()
             self.local.committed(self.state)
+            self._letters_made.clear()
         else:
             self.state.rollback()
             self.local.rolled_back(self.state)
-        self.budget = self._fresh_budget(level)
+        level, keys = (position.dead_letter_level, position.dead_letter_keys) if position else (0.0, ())
+        faults = self.budget.faults if committed else self._settled.faults
+        self.budget = self._settled = replace(self._settled, level=level, keys=keys, faults=faults)
 
     def close(self) -> None:
         self.local.close()
@@ -90,18 +106,19 @@ class BatchProcessor(Generic[V]):
         self._quarantined[slot, offset] = error
 
     def process(self, batch: TransactionBatch, record: InputRecord, slot: str, topic_index: int) -> None:
-        """Add one record's outputs to ``batch`` and state. Raises FatalError over the dead-letter limit."""
+        """Add one record's outputs to ``batch`` and state. Raises FatalError over the dead-letter limit.
+
+        Nothing of a record is applied or added before all of it is: whatever fails in making, measuring or copying its
+        outputs makes it a dead letter (rule T6).
+        """
         origin = origin_of(topic_index, record.partition, record.offset)
-        poison: PoisonRecordError | None = None
         try:
-            outputs = self._outputs(record, slot)
-            encoded = self._encode(outputs)
+            prepared = self._guarded(record, lambda: self._outputs(record, slot), origin)
+            self.budget = self.budget.after_success()
         except PoisonRecordError as error:
-            poison = error
-            outputs = dead_letter(record, self._stage.name, error)
-            encoded = self._encode(outputs)
-        self.budget = self.budget.after(dead=poison is not None)
-        self._add(batch, outputs, encoded, origin)
+            self.budget = self.budget.after(error, record)
+            prepared = self._dead_letter(record, slot, error, origin)
+        batch.add(prepared)
         batch.positions[slot] = record.offset + 1
         batch.inputs[record.topic.name] += 1
 
@@ -111,33 +128,59 @@ class BatchProcessor(Generic[V]):
         if any(not update.replaces for update in outputs.updates):
             raise FatalError(f"{self._stage.name}: a punctuation has no input offset, so its updates must replace")
         try:
-            self._add(batch, outputs, self._encode(outputs), "tick")
+            batch.add(self._prepared(outputs, "tick"))
         except PoisonRecordError as error:
             raise FatalError(f"{self._stage.name}: an output of a punctuation cannot be sent: {error}") from error
+
+    def _guarded(self, record: InputRecord, make: Callable[[], Outputs], origin: str) -> PreparedOutputs:
+        """The outputs that ``make`` gives, prepared. Raises PoisonRecordError for every error but a fatal one."""
+        try:
+            return self._prepared(make(), origin)
+        except (FatalError, KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except PoisonRecordError as error:
+            received = len(record.content or b"") if error.reason == "output_too_large" else 0
+            if received <= record.topic.max_bytes:
+                raise
+            raise PoisonRecordError("too_large", f"{received} bytes were received: {error.detail}") from error
+        except BaseException as error:  # a bug, or an exit of foreign code: the budget stops a bad deploy
+            raise PoisonRecordError("stage_error", repr(error)) from error
 
     def _outputs(self, record: InputRecord, slot: str) -> Outputs:
         refused = self._quarantined.pop((slot, record.offset), None)
         if refused is not None:
             raise PoisonRecordError("outputs_refused", refused)
-        try:
+        with contained():
             return self._stage.process(self.state, record, self.local)
-        except (PoisonRecordError, FatalError):
-            raise
-        except Exception as error:  # a bug: the record becomes a dead letter, and the budget stops a bad deploy
-            raise PoisonRecordError("stage_error", repr(error)) from error
 
-    def _encode(self, outputs: Outputs) -> list[ProducerRecord]:
+    def _dead_letter(self, record: InputRecord, slot: str, error: PoisonRecordError, origin: str) -> PreparedOutputs:
+        """Of a record; a bare one where the broker has refused the full one, or where that cannot be made."""
+        place, stage = (slot, record.offset), self._stage.name
+        ways = [
+            lambda: refuse_oversized(dead_letter(record, stage, error)),
+            lambda: bare_dead_letter(record, stage, error, dispositions=True),
+        ]
+        is_refused = error.reason == "outputs_refused" and place in self._letters_made
+        self._letters_made.add(place)
+        for way in ways[is_refused:]:
+            with suppress(PoisonRecordError):
+                return self._guarded(record, way, origin)
+        return self._prepared(bare_dead_letter(record, stage, error, dispositions=False), origin)
+
+    def _prepared(self, outputs: Outputs, origin: str) -> PreparedOutputs:
+        """Encode, then apply; where anything fails the state is as before."""
         for update in outputs.updates:
             if len(update.payload) > largest_value(self._stage.state_topic, self._settings):
                 raise PoisonRecordError("output_too_large", f"{len(update.payload)} bytes of state for one record")
-        return [producer_record(record, self._settings) for record in outputs.records]
-
-    def _add(self, batch: TransactionBatch, outputs: Outputs, encoded: Sequence[ProducerRecord], origin: str) -> None:
-        changelog = self._identity.changelog
-        changes = self.state.stage(outputs, origin)
-        batch.add(encoded)
-        batch.add([changelog_producer_record(change, changelog.topic, changelog.partition) for change in changes])
-        batch.measure(outputs)
-
-    def _fresh_budget(self, level: float) -> DeadLetterBudget:
-        return DeadLetterBudget(self._settings.dead_letter_limit, self._settings.dead_letter_leak, level)
+        records = [producer_record(record, self._settings) for record in outputs.records]
+        counts = {name: amount + 0.0 for name, amount in outputs.counts.items()}
+        observed = [(name, value + 0.0) for name, values in outputs.observed.items() for value in values]
+        savepoint = self.state.savepoint(outputs)
+        try:
+            changelog = self._identity.changelog
+            changes = self.state.stage(outputs, origin)
+            records += [changelog_producer_record(change, changelog.topic, changelog.partition) for change in changes]
+            return PreparedOutputs(records, sum(record.size for record in records), counts, observed)
+        except BaseException:
+            self.state.return_to(savepoint)
+            raise

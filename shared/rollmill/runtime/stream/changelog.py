@@ -24,19 +24,22 @@ READ_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Position:
-    """The input position and the dead-letter level, as every transaction writes them to the changelog."""
+    """The input position and the dead-letter budget, as every transaction writes them to the changelog."""
 
     offsets: dict[str, int]
     """Next input offset by ``topic/partition``."""
     dead_letter_level: float = 0.0
+    dead_letter_keys: tuple[str, ...] = ()
+    """Of the keys that the level counts, hashed; absent on the wire where there are none."""
 
     def encode(self) -> bytes:
-        return dump_json({"offsets": self.offsets, "dead_letter_level": self.dead_letter_level})
+        keys = {"dead_letter_keys": self.dead_letter_keys} if self.dead_letter_keys else {}
+        return dump_json({"offsets": self.offsets, "dead_letter_level": self.dead_letter_level, **keys})
 
     @classmethod
     def decode(cls, value: bytes) -> Position:
         data = orjson.loads(value)
-        return cls(data["offsets"], data["dead_letter_level"])
+        return cls(data["offsets"], data["dead_letter_level"], tuple(data.get("dead_letter_keys", ())))
 
 
 @dataclass

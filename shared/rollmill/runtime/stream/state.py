@@ -13,6 +13,8 @@ from rollmill.runtime.stream.processor import L, Outputs, Processor, StateView
 V = TypeVar("V")
 
 Apply = Callable[[str, V | None, bytes], V]
+Savepoint = dict[str, tuple[V | None, tuple[str, ...]]]
+"""Values and changelog keys of some state keys."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,15 @@ class TaskState(StateView[V], Generic[V]):
             self._apply_update(update.key, name, update.payload, replaces=update.replaces)
             records.append(ChangelogRecord(name, update.payload, update.manifest))
         return _newest(records)
+
+    def savepoint(self, outputs: Outputs) -> Savepoint[V]:
+        """What `return_to` needs to undo these outputs alone."""
+        keys = {*outputs.deletes, *(update.key for update in outputs.updates)}
+        return {key: (self._values.get(key), self._changelog_keys.get(key, ())) for key in keys}
+
+    def return_to(self, savepoint: Savepoint[V]) -> None:
+        for key, (value, changelog_keys) in savepoint.items():
+            self._put(key, value, changelog_keys)
 
     def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
         """Fold live changelog records, in the order of their keys; the same `apply` as live processing."""

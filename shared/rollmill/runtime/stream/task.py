@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -28,6 +28,7 @@ from rollmill.runtime.kafka.transaction import (
 )
 from rollmill.runtime.stream.batch_processor import YIELD_SECONDS, BatchProcessor, TransactionBatch
 from rollmill.runtime.stream.changelog import OWNER, POSITION, ChangelogReader, ChangelogScan, Position
+from rollmill.runtime.stream.dead_letters import DeadLetterLimitError
 from rollmill.runtime.stream.processor import Processor, TaskContext
 from rollmill.runtime.stream.task_consumer import TaskConsumer
 from rollmill.runtime.stream.task_identity import TaskIdentity
@@ -147,7 +148,7 @@ class Task(Generic[V]):
         else:
             await self.processor.restore(scan.live)
             self._committed, self._restored = scan.position, True
-        self.processor.settle(self._dead_letter_level(), committed=committed)
+        self.processor.settle(self._committed, committed=committed)
         self._in_doubt = None
         self._changelog_next = scan.next_offset
 
@@ -166,7 +167,7 @@ class Task(Generic[V]):
         except FatalError:
             await self._refuse_if_superseded()  # offsets that contradict the changelog may be a new owner's
             raise
-        self._committed = Position(offsets, self._dead_letter_level())
+        self._committed = replace(self._committed or Position({}), offsets=offsets)
 
     async def _recover(self, error: Exception, stop: asyncio.Event) -> None:
         self._failures += 1
@@ -212,7 +213,11 @@ class Task(Generic[V]):
         began = now()
         for raw in polled:
             record = await consumer.read(raw)
-            self.processor.process(batch, record, consumer.slot(raw), consumer.topic_index(record))
+            try:
+                self.processor.process(batch, record, consumer.slot(raw), consumer.topic_index(record))
+            except DeadLetterLimitError:
+                await self._commit(batch, polled)  # the dead letters up to the limit are there to be read
+                raise
             if batch.size > MAX_TRANSACTION:
                 await self._commit(batch, polled)
                 batch = TransactionBatch()
@@ -239,8 +244,8 @@ class Task(Generic[V]):
 
     async def _commit(self, batch: TransactionBatch, polled: Sequence[ConsumerRecord]) -> None:
         """One transaction: outputs, changelog, position and offsets (rule T3)."""
-        offsets = self._position().offsets | batch.positions
-        self._in_doubt = position = Position(offsets, self.processor.budget.level)
+        offsets, budget = self._position().offsets | batch.positions, self.processor.budget
+        self._in_doubt = position = Position(offsets, budget.level, budget.keys)
         began = time.monotonic()
         try:
             written = await self._write(
@@ -251,7 +256,7 @@ class Task(Generic[V]):
             raise
         self._changelog_next = written[-1] + 1
         self._committed, self._in_doubt = position, None
-        self.processor.settle(position.dead_letter_level, committed=True)
+        self.processor.settle(position, committed=True)
         self._refusals, self._failures, self._isolated = 0, 0, max(0, self._isolated - 1)
         self._metrics.committed(batch, time.monotonic() - began)
 
@@ -278,9 +283,6 @@ class Task(Generic[V]):
         return await transaction.run(await self._claim_check.store_all(records), offsets, self.identity.group_id)
 
     # ---- parts and positions -------------------------------------------------------------------------------------
-
-    def _dead_letter_level(self) -> float:
-        return self._committed.dead_letter_level if self._committed else 0.0
 
     def _meta(self, key: str, value: bytes) -> ProducerRecord:
         return ProducerRecord(self.identity.changelog.topic, self.identity.changelog.partition, key.encode(), value)

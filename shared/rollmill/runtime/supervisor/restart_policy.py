@@ -34,9 +34,12 @@ class RestartPolicy:
     forgiven_after: float = 60.0
     """A process that ran this long starts with the first pause again."""
 
-    def after(self, exit_code: int, *, failures: int) -> RestartDecision:
-        """What follows an exit; ``failures`` counts the crashes in a row, this one included."""
-        if exit_code == EXIT_DRAINED:
+    def after(self, exit_code: int, *, failures: int, stop_requested: bool = True) -> RestartDecision:
+        """What follows an exit; ``failures`` counts the crashes in a row, this one included.
+
+        Without ``stop_requested`` no exit code means that the process is done: one that ends by itself has failed.
+        """
+        if exit_code == EXIT_DRAINED and stop_requested:
             return RestartDecision(NextStep.STOP)
         if exit_code == EXIT_FATAL:
             return RestartDecision(NextStep.FATAL_EXIT)

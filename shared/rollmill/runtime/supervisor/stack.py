@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,5 +36,9 @@ async def running_services(
 
 
 def kafka_environment(settings: KafkaSettings) -> dict[str, str]:
-    """The environment variables by which a service gets the same Kafka settings."""
-    return {f"ROLLMILL_{name.upper()}": str(value) for name, value in settings.model_dump(mode="json").items()}
+    """The environment variables by which a service gets the same Kafka settings; structured ones as JSON."""
+    values = settings.model_dump(mode="json")
+    return {
+        f"ROLLMILL_{name.upper()}": json.dumps(value) if isinstance(value, dict | list) else str(value)
+        for name, value in values.items()
+    }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from rollmill.errors import ConfigurationError, FatalError
+from rollmill.errors import EXIT_DRAINED, ConfigurationError, FatalError
 from rollmill.runtime.supervisor.restart_policy import NextStep, RestartDecision, RestartPolicy
 
 HOST = "127.0.0.1"
@@ -188,10 +188,12 @@ class Supervisor:
         if child.process is None:
             raise RuntimeError(f"{child.program.name} was never started")
         child.last_exit = code = await child.process.wait()
-        self._report(f"{child.program.name}: {_exit_text(code)}")
+        requested = child.stopping.is_set()
+        unrequested = " without a stop request" if code == EXIT_DRAINED and not requested else ""
+        self._report(f"{child.program.name}: {_exit_text(code)}{unrequested}")
         ran_long = time.monotonic() - began > self._policy.forgiven_after
         child.failures = 1 if ran_long else child.failures + 1
-        return self._policy.after(code, failures=child.failures)
+        return self._policy.after(code, failures=child.failures, stop_requested=requested)
 
     def _report_fatal_exit(self, child: _Child) -> None:
         message = f"{child.program.name} stopped for good (exit code 70); the end of {child.log}:\n{child.log_tail()}"

@@ -56,7 +56,7 @@ class MemoryProducer:
         value: bytes | None = None,
         key: bytes | None = None,
         partition: int | None = None,
-        headers: Sequence[tuple[str, bytes]] = (),
+        headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> asyncio.Future[RecordMetadata]:
         if not self._in_transaction:
             raise IllegalOperation("Can't send messages while not in transaction")

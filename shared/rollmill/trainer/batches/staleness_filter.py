@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from rollmill.models import (
     BatchHeader,
@@ -21,6 +22,8 @@ from rollmill.models import (
 )
 
 CONSTANT = "constant"
+NAMED_EPOCHS = 10
+"""Of those that are missing: an epoch is a number that anybody may write, so nothing may grow with it."""
 
 
 class StaleAction(StrEnum):
@@ -90,6 +93,7 @@ def denominators(rows: Sequence[TraceRow], loss_weighting: str) -> Denominators:
 
 
 def unknown_epochs(header: BatchHeader, current: PolicyVersion, forks: Mapping[int, int]) -> list[int]:
-    """Epochs with a fork point that is needed and not in ``forks``."""
+    """The first few epochs with a fork point that is needed and not in ``forks``."""
     oldest = min((row.oldest.epoch for row in header.table), default=current.epoch)
-    return [epoch for epoch in range(oldest + 1, current.epoch + 1) if epoch not in forks]
+    missing = (epoch for epoch in range(oldest + 1, current.epoch + 1) if epoch not in forks)
+    return list(islice(missing, NAMED_EPOCHS))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollmill.errors import FatalError, PoisonRecordError
 from rollmill.models import PolicyAnnouncement, PolicyVersion
+from rollmill.models.versions import skips_epochs
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.global_table import GlobalTable
 from rollmill.settings import KafkaSettings
 from rollmill.topics import POLICIES
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,14 @@ class PolicyHistory:
 
 
 def history_of(policy: str, announcements: Iterable[PolicyAnnouncement]) -> PolicyHistory:
-    return PolicyHistory(tuple(item for item in announcements if item.policy == policy))
+    """Without those that skip epochs: every reader ignores them (rule R1)."""
+    history = PolicyHistory()
+    for item in announcements:
+        if item.policy == policy and not skips_epochs(item.version, history.newest):
+            history = history.adding(item)
+        elif item.policy == policy:
+            log.warning("the announcement of %s after %s skips epochs and is ignored", item.version, history.newest)
+    return history
 
 
 async def read_history(
@@ -61,5 +72,6 @@ async def read_history(
     return history_of(policy, (item for item in found if item is not None))
 
 
-def _ignore(_key: str, _error: PoisonRecordError) -> None:
+def _ignore(key: str, error: PoisonRecordError) -> None:
     """An unreadable record announces nothing."""
+    log.warning("a record of the topic policies cannot be read and is skipped: key %r, %s", key, error)

@@ -8,6 +8,7 @@ from typing import Self
 
 from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyAnnouncement, PolicyVersion
+from rollmill.models.versions import skips_epochs
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings
@@ -103,7 +104,7 @@ class PolicyPublisher:
     def resume(self, version: int, epoch: int | None = None) -> PolicyVersion:
         """A new epoch after loading a checkpoint of ``version``: all that was announced above it is another policy.
 
-        ``epoch``: None takes the next. Raises InvalidInputError for an epoch that was used before.
+        ``epoch``: None takes the next. Raises InvalidInputError for an epoch that was used before, or is not the next.
         """
         newest = self.version.epoch
         wanted = PolicyVersion(newest + 1 if epoch is None else epoch, version)
@@ -134,12 +135,21 @@ class PolicyPublisher:
 
     def _write(self, version: PolicyVersion, *, resumed_from: int | None = None) -> PolicyVersion:
         self._refuse_backwards(version, resumed_from)
+        self._refuse_skipped_epochs(version)
         announcement = PolicyAnnouncement(
             policy=self._policy, version=version, resumed_from=resumed_from, run=self._run, at=self._clock.now()
         )
         self._loop.call(self._writer.write([to_producer_record(POLICIES, self._policy, announcement, self._settings)]))
         self._known = self._history.adding(announcement)
         return version
+
+    def _refuse_skipped_epochs(self, version: PolicyVersion) -> None:
+        newest = self._history.newest
+        if newest is not None and skips_epochs(version, newest):
+            raise InvalidInputError(
+                f"epoch {version.epoch} of policy {self._policy!r} skips epochs: the next one is {newest.epoch + 1}; "
+                "every reader would ignore the announcement"
+            )
 
     def _refuse_backwards(self, version: PolicyVersion, resumed_from: int | None) -> None:
         newest = self._history.newest

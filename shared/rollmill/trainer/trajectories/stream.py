@@ -263,6 +263,13 @@ class TrajectoryStream:
 
 def _watermarks(state: dict[str, Any]) -> dict[int, OffsetWatermark]:
     try:
-        return {int(number): OffsetWatermark.model_validate(value) for number, value in state["places"].items()}
+        return {int(number): _watermark(value) for number, value in state["places"].items()}
     except (KeyError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"this is no state of a trajectory stream: {error}") from error
+
+
+def _watermark(value: dict[str, Any]) -> OffsetWatermark:
+    """A newer release's may have more fields; one without the position is of something else."""
+    if value and "next_offset" not in value:
+        raise ValueError(f"next_offset is missing: {value}")
+    return OffsetWatermark.model_validate(value)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from chaos.stack import Stack
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
@@ -101,9 +103,12 @@ async def recompute(stack: Stack) -> tuple[int, list[str]]:
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that the service was started with."""
-    values = {name.removeprefix("ROLLMILL_").lower(): value for name, value in environment.items()}
-    return {name: None if value == "none" else value for name, value in values.items()}
+    """The settings that the service was started with; objects and lists are JSON in the environment."""
+    return {name.removeprefix("ROLLMILL_").lower(): _value(text) for name, text in environment.items()}
+
+
+def _value(text: str) -> Any:
+    return orjson.loads(text) if text.startswith(("{", "[")) else None if text == "none" else text
 
 
 def _input(topic: Topic, record: KafkaRecord) -> InputRecord:

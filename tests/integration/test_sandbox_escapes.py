@@ -337,25 +337,6 @@ for place in ("{WORK}", "/tmp", "/dev/shm"):
     assert outcome.output.text == "True\nTrue\nTrue\n"
 
 
-async def test_f5_no_limit_on_output_makes_the_service_keep_it(sandbox: Sandbox) -> None:
-    """However much a job may say, its output is held in the memory of the service, which serves others too."""
-    code = f"""
-import asyncio, pathlib, resource
-from rollmill.strategies.sandbox import Job, JobLimits, Step
-from rollmill_evaluator.sandbox.bubblewrap import Bubblewrap
-sandbox = Bubblewrap(pathlib.Path({str(getattr(sandbox, "program", ""))!r}), {getattr(sandbox, "uid", None)!r})
-job = Job((Step("yes", ("yes",)),), limits=JobLimits(seconds=4.0, output_bytes=2**40))
-outcome = asyncio.run(sandbox.run(job))
-text = outcome.output.text
-print(outcome.ending, outcome.output.dropped > 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-"""
-    service = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
-    printed, _ = await service.communicate()
-    ending, dropped, mebibytes = printed.decode().split()
-    assert (ending, dropped) == ("timed_out", "True")
-    assert int(mebibytes) < 300
-
-
 async def test_a_full_disk_hides_no_exit_code(attempt: Attempt) -> None:
     code = """
 import sys

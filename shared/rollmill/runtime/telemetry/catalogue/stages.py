@@ -20,6 +20,7 @@ DEAD_LETTER_REASONS = (
     "outputs_refused",
     "stage_error",
     "too_large",
+    "too_old",
     "wrong_partition",
 )
 EXCLUSIONS = ("aux", "client_gone", "error", "incomplete", "late", "no_ids", "no_logprobs", "over_long", "sibling")

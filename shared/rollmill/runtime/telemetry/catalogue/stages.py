@@ -23,7 +23,18 @@ DEAD_LETTER_REASONS = (
     "too_old",
     "wrong_partition",
 )
-EXCLUSIONS = ("aux", "client_gone", "error", "incomplete", "late", "no_ids", "no_logprobs", "over_long", "sibling")
+EXCLUSIONS = (
+    "aux",
+    "client_gone",
+    "error",
+    "incomplete",
+    "late",
+    "no_ids",
+    "no_logprobs",
+    "over_long",
+    "retried",
+    "sibling",
+)
 CUT_EXCLUSIONS = ("group_expired", "group_too_small", "late_for_group", "stale", "trace_not_graded", "zero_variance")
 
 EVENTS = "stage_events"

@@ -25,6 +25,8 @@ CONTENT_TYPE = "content-type"
 MANIFEST = "manifest"
 DEAD_LETTER = "dead-letter"
 DEAD_LETTER_DECISION = "dead-letter-decision"
+ADMIT_OLD = "admit-old"
+"""Header with which an operator has a stage take a record of a session that it may have forgotten (rule S2)."""
 
 MAX_BYTES = 64 * 2**20
 """No record that Kafka lets through is larger, and no blob; a bound for what is decoded."""

@@ -46,13 +46,20 @@ class BadDeploy(RewardMergerStage):
         return super().process(state, record, local)
 
 
-def session(name: str) -> list[tuple[str, bytes]]:
+def session(name: str, at: float = 1.0) -> list[tuple[str, bytes]]:
     same = {"session_id": name}
     choice = {"token_ids": [7, 8, 9], "logprobs": [-0.5] * TOKENS, "finish_reason": "stop"}
     events: list[dict[str, Any]] = [
-        {**same, "type": "session_opened", "at": 1.0},
-        {**same, "type": "completion", "completion_id": f"{name}-1", "prompt_ids": [1, 2], "choices": [choice]},
-        {**same, "type": "session_closed", "at": 2.0},
+        {**same, "type": "session_opened", "at": at},
+        {
+            **same,
+            "type": "completion",
+            "completion_id": f"{name}-1",
+            "prompt_ids": [1, 2],
+            "choices": [choice],
+            "started_at": at,
+        },
+        {**same, "type": "session_closed", "at": at + 1.0},
     ]
     return [(name, orjson.dumps(event)) for event in events]
 
@@ -151,3 +158,27 @@ async def test_the_newest_desk_is_the_only_one(world: World) -> None:
         states = [str(letter.state) for letter in (await read_letters(world.settings)).values()]
     assert states == ["dropped", "open"]
     assert isinstance(first, LetterNumber)
+
+
+async def test_f12_what_is_sent_again_after_the_late_window_is_set_aside_and_every_token_counts_once(
+    world: World,
+) -> None:
+    short = {**world.address, "late_window_seconds": 10.0, "timer_seconds": 0.02}
+    builder = build_builder(BuilderSettings.model_validate(short)).stages
+    twice = [*session("x-1", 1000.0), *session("x-2", 1000.0)]
+    async with running(world.settings, (*builder, *world.merger)):
+        await produce(world.settings, COMPLETIONS, twice)
+        await read(world.settings, BUILT, 2)
+        for number in range(8):  # ends of sessions in both partitions are the builder's time
+            await produce(world.settings, COMPLETIONS, session(f"later-{number}", 1020.0))
+            await read(world.settings, BUILT, 3 + number)
+        await produce(world.settings, COMPLETIONS, twice)
+        await read(world.settings, DEAD_LETTERS, 6)
+        await produce(world.settings, COMPLETIONS, session("last", 1020.0))
+        await read(world.settings, TRAJECTORIES, 11)
+    total = (await world.balance_when(lambda balance: balance.total.captured == 11 * TOKENS)).total
+    assert (total.pending, total.doubled, total.dead_lettered.total()) == (11 * TOKENS, 0, 0)
+    assert len(await read(world.settings, BUILT, 11)) == 11
+    assert (await world.dlq("replay", "--all")).count("is too old: its session may have been trained") == 6
+    letters = await read_letters(world.settings)
+    assert [(letter.info.reason, str(letter.state)) for letter in letters.values()] == [("too_old", "open")] * 6

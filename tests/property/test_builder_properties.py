@@ -46,7 +46,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 SESSIONS, FEWER_SESSIONS = examples(2000), examples(500, share=4)
 
-CHOSEN = {"sibling", "over_long"}
+CHOSEN = {"sibling", "over_long", "retried"}
 """Reasons by which a configuration leaves out replies that could be trained."""
 
 

@@ -440,6 +440,7 @@ def test_an_expiry_of_an_unknown_session_is_ignored() -> None:
 
 def test_old_markers_go_by_event_time_and_all_the_rest_is_kept() -> None:
     run = task()
+    run.punctuate(2000.0)
     for number, at in enumerate([1000.0, 1050.0, 1101.0, 1160.0]):
         feed(run, SessionClosed(session_id=SESSION, attempt=number + 1, at=at))
     assert sorted(key for key, _ in run.state.items()) == ["s1:3/closed", "s1:4/closed", "sweep"]
@@ -448,7 +449,10 @@ def test_old_markers_go_by_event_time_and_all_the_rest_is_kept() -> None:
 
 def test_one_wrong_clock_does_not_empty_the_memory() -> None:
     run = task()
-    feed(run, SessionClosed(session_id=SESSION, at=1000.0), SessionClosed(session_id=SESSION, attempt=2, at=9e9))
+    run.punctuate(1050.0)
+    feed(
+        run, *(SessionClosed(session_id=SESSION, attempt=1 + number, at=at) for number, at in enumerate([1000.0, 9e9]))
+    )
     assert "s1:1/closed" in run.state
 
 

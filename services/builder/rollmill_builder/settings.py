@@ -12,7 +12,8 @@ from rollmill.settings import ServiceSettings
 class BuilderSettings(ServiceSettings):
     late_window_seconds: float = Field(default=6 * 3600.0, gt=0)
     """How long a closed session is remembered, in event time: a call of it that is received again within this time is
-    a duplicate, a new one is late; after it, either would open the session anew."""
+    a duplicate, a new one is late. After it, a record that is older than what is remembered, and of a session that is
+    not known, is set aside as ``too_old``: make it longer than the longest outage that capture's spool bridges."""
     expiry_seconds: float = Field(default=1.0, gt=0)
     """How often open sessions are checked for deadlines and idle times; less often where there are thousands."""
     memory_budget_bytes: PositiveInt = 1536 * 2**20

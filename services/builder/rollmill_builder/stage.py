@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -33,6 +33,7 @@ from rollmill_builder.merging.closed_session import ClosedSession
 from rollmill_builder.sessions import outputs
 from rollmill_builder.sessions.finalize import finalize
 from rollmill_builder.sessions.incremental_builder import incremental_build
+from rollmill_builder.sessions.late_window import SWEEP_KEY, LateWindow, event_time, seen_until
 from rollmill_builder.sessions.session_state import (
     ClosedMarker,
     MarkerSweep,
@@ -50,9 +51,6 @@ __all__ = ["BuilderStage", "BuilderState"]
 
 BuilderState = OpenSession | ClosedMarker | MarkerSweep
 Event = SessionOpened | CompletionRecord | SessionClosed | SessionExpired
-
-SWEEP_KEY = "sweep"
-SWEEPS_PER_WINDOW = 8
 
 
 @dataclass(frozen=True)
@@ -88,13 +86,13 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
         largest: int = BUILT.max_bytes,
     ) -> None:
         self._largest = largest
-        self._registry, self._partitions, self._late_window = registry, partitions, late_window
+        self._registry, self._partitions, self._late_window = registry, partitions, LateWindow(late_window)
         self._expiry_seconds, self._memory = expiry_seconds, memory or MemoryLimits()
 
     def task_local(self) -> TaskResources:
         return TaskResources(self._expiry_seconds, self._memory)
 
-    def process(self, state: StateView[BuilderState], record: InputRecord, _local: TaskResources) -> Outputs:
+    def process(self, state: StateView[BuilderState], record: InputRecord, local: TaskResources) -> Outputs:
         event: Any = record.read()
         home = partition_of(event.session_id.encode(), self._partitions)
         if record.key != event.session_id.encode() or home != record.partition:
@@ -104,10 +102,16 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
         if isinstance(marker, ClosedMarker):
             return _after_close(key, marker, event)
         session = state.get(key)
+        is_open = isinstance(session, OpenSession)
         if not isinstance(session, OpenSession):
+            self._late_window.refuse_forgotten(state, event, record.headers)
             session = OpenSession(event.session_id, event.attempt)
-            return self._event(state, key, session, event, is_open=False)
-        return self._event(state, key, session, event, is_open=True)
+        if isinstance(event, SessionOpened):
+            return self._open(key, session, event)
+        if isinstance(event, CompletionRecord):
+            return _accept(key, session, event)
+        end = _end_of(event, session, is_open=is_open)
+        return Outputs(counts={"expiries_ignored": 1}) if end is None else self._close(state, key, session, end, local)
 
     def apply(self, key: str, value: BuilderState | None, payload: bytes, local: TaskResources) -> BuilderState:
         if key == SWEEP_KEY:
@@ -138,28 +142,13 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
         return replace(session, incremental=build)
 
     def punctuate(self, state: StateView[BuilderState], context: TaskContext, local: TaskResources) -> Outputs:
+        local.clock = context.now
         if not context.keeps_up:
             return Outputs()
         due = local.expired(state, context.now)
         return Outputs(
             records=tuple(OutputRecord(COMPLETIONS, item.session_id, item, partition=context.partition) for item in due)
         )
-
-    def _event(
-        self, state: StateView[BuilderState], key: str, session: OpenSession, event: Event, *, is_open: bool
-    ) -> Outputs:
-        if isinstance(event, SessionOpened):
-            return self._open(key, session, event)
-        if isinstance(event, CompletionRecord):
-            return _accept(key, session, event)
-        if isinstance(event, SessionClosed):
-            content_digest(event)  # refuses output that is no JSON
-            end = _SessionEnd(event.at, event.status, event.error, event.output, event.reward)
-            return self._close(state, key, session, end)
-        if not is_open or (event.reason == "idle" and len(session.calls) > event.seen):
-            return Outputs(counts={"expiries_ignored": 1})
-        error = f"session expired: {event.reason}"
-        return self._close(state, key, session, _SessionEnd(event.at, SessionStatus.TIMEOUT, error))
 
     def _open(self, key: str, session: OpenSession, event: SessionOpened) -> Outputs:
         if session.opening is not None and session.spec == event.spec:
@@ -174,44 +163,39 @@ class BuilderStage(Processor[BuilderState, TaskResources]):
         update = OpenedUpdate(session_id=event.session_id, attempt=event.attempt, event=event)
         return Outputs(updates=(StateUpdate(key, encode(update)),), counts={"sessions_opened": 1})
 
-    def _close(self, state: StateView[BuilderState], key: str, session: OpenSession, end: _SessionEnd) -> Outputs:
+    def _close(
+        self, state: StateView[BuilderState], key: str, session: OpenSession, end: _SessionEnd, local: TaskResources
+    ) -> Outputs:
         ended = session.closed(end.at, end.status, error=end.error, output=end.output, reward=end.reward)
         closed = ClosedSession(ended, session.calls)
         trajectory = finalize(closed, self._registry, session.incremental)
         sent, value, records = outputs.closing_records(closed, trajectory, self._largest)
         marker = ClosedMarker(
-            at=ended.closed_at,
+            at=seen_until(state, session, ended.closed_at),
             attempt=ended.attempt,
             digest=blake2b(value, digest_size=16).digest(),
             known=b"".join(sorted(map(id_hash, closed.calls.completion_ids))),
         )
-        expired, sweep = self._sweep(state, ended.closed_at)
+        expired, sweep = self._late_window.sweep(state, ended.closed_at, local.clock)
         return Outputs(
             records=records,
             deletes=(key, *expired),
-            updates=(StateUpdate(marker_key(key), encode(marker), replaces=True), *sweep),
+            updates=(_marked(key, marker), *sweep),
             counts=outputs.close_counts(sent),
         )
 
     def gauges(self, state: StateView[BuilderState], _local: TaskResources) -> Mapping[str, float]:
         return {"sessions_open": sum(isinstance(value, OpenSession) for _, value in state.items())}
 
-    def _sweep(self, state: StateView[BuilderState], now: float) -> tuple[tuple[str, ...], tuple[StateUpdate, ...]]:
-        """Keys of expired markers, a few times per window, and the time of the sweep; time is that of session ends.
 
-        One record moves the time by at most a window, so that a single wrong clock cannot expire all markers.
-        """
-        before = state.get(SWEEP_KEY)
-        if isinstance(before, MarkerSweep):
-            if now < before.at + self._late_window / SWEEPS_PER_WINDOW:
-                return (), ()
-            now = min(now, before.at + self._late_window)
-        update = StateUpdate(SWEEP_KEY, encode(MarkerSweep(at=now)), replaces=True)
-        return tuple(_expired_markers(state, now - self._late_window)), (update,)
-
-
-def _expired_markers(state: StateView[BuilderState], before: float) -> Iterator[str]:
-    return (key for key, value in state.items() if isinstance(value, ClosedMarker) and value.at < before)
+def _end_of(event: SessionClosed | SessionExpired, session: OpenSession, *, is_open: bool) -> _SessionEnd | None:
+    """How the session ends by this event; None: it does not."""
+    if isinstance(event, SessionClosed):
+        content_digest(event)  # refuses output that is no JSON
+        return _SessionEnd(event.at, event.status, event.error, event.output, event.reward)
+    if not is_open or (event.reason == "idle" and len(session.calls) > event.seen):
+        return None
+    return _SessionEnd(event.at, SessionStatus.TIMEOUT, f"session expired: {event.reason}")
 
 
 def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Outputs:
@@ -227,16 +211,24 @@ def _accept(key: str, session: OpenSession, record: CompletionRecord) -> Outputs
     manifest = Manifest(session_id=record.session_id, attempt=record.attempt, units=units)
     update = encode(session.call_update(record, parts, digest))
     counts = {"completions": 1, "tokens_captured": manifest.tokens}
-    return Outputs(outputs.captured_outcomes(record), (StateUpdate(key, update, manifest=manifest),), counts=counts)
+    return Outputs(
+        outputs.captured_outcomes(record, units), (StateUpdate(key, update, manifest=manifest),), counts=counts
+    )
 
 
 def _after_close(key: str, marker: ClosedMarker, event: Event) -> Outputs:
     """Within the late window a known call is a duplicate, a new one is captured and excluded, once (rule S2)."""
     if not isinstance(event, CompletionRecord):
-        return Outputs(counts={"after_close": 1})
+        later = () if event_time(event) <= marker.at else (_marked(key, marker.replace(at=event_time(event))),)
+        return Outputs(updates=later, counts={"after_close": 1})
     if marker.knows(event.completion_id):
         return Outputs(counts={"duplicates": 1})
-    later = encode(marker.with_late(event.completion_id))
-    tokens = sum(unit.tokens for unit in captured_units(event))
+    units = captured_units(event)
+    tokens = sum(unit.tokens for unit in units)
     counts = {"late": 1, "tokens_captured": tokens, "excluded_late": tokens}
-    return Outputs(outputs.late_outcomes(event), (StateUpdate(marker_key(key), later, replaces=True),), counts=counts)
+    update = _marked(key, marker.with_late(event.completion_id, event_time(event)))
+    return Outputs(outputs.late_outcomes(event, units), (update,), counts=counts)
+
+
+def _marked(key: str, marker: ClosedMarker) -> StateUpdate:
+    return StateUpdate(marker_key(key), encode(marker), replaces=True)

@@ -39,13 +39,17 @@ COLUMNS = ("number", "set aside", "stage", "reason", "source", "key", "bytes", "
 
 @dataclass(frozen=True)
 class DecisionOptions:
-    """Options of ``replay`` and ``drop``. ``action``: replay or drop. ``every``: all open letters are meant."""
+    """Options of ``replay`` and ``drop``. ``action``: replay or drop. ``every``: all open letters are meant.
+
+    ``admit_old``: stages also take what may have been processed before.
+    """
 
     action: str
     why: str | None
     by: str | None
     dry_run: bool
     every: bool
+    admit_old: bool = False
 
 
 def letter_filter(
@@ -111,7 +115,7 @@ async def decide(settings: KafkaSettings, wanted: LetterFilter, options: Decisio
 
 async def _apply(manager: DeadLetterManager, number: LetterNumber, options: DecisionOptions) -> str | None:
     if options.action == "replay":
-        return await manager.replay(number, options.why)
+        return await manager.replay(number, options.why, admit_old=options.admit_old)
     return await manager.drop(number, options.why or "")
 
 

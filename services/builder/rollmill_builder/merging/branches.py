@@ -60,6 +60,10 @@ class CallTree:
         self._leading: dict[TriePosition, SampledCall] = {}
         """Of the calls with one prompt, the one with the most calls after it."""
 
+    def is_continued(self, call: SampledCall) -> bool:
+        """Whether a later call goes on from its reply."""
+        return self._sizes[call.order] > 1
+
     def unused_siblings(self) -> frozenset[int]:
         """Orders of the calls that shared their prompt with another and that no later call continues."""
         by_prompt: dict[TriePosition, list[SampledCall]] = {}
@@ -80,13 +84,24 @@ class CallTree:
         continuing = {continuation.order for continuation in continuations.values()}
         found: list[Branch] = []
         last_order = -1
+        preceding = self._preceding()
         for index, first in enumerate(self._calls):
             if first.order not in continuing:
                 chain = _chain(first, continuations)
-                before = self._calls[index - 1] if index else None
+                before = preceding[index]
                 found.append(self._branch(chain, before, self._reason(first, continuations, before, last_order)))
                 last_order = max(last_order, chain[-1].order)
         return tuple(found)
+
+    def _preceding(self) -> list[SampledCall | None]:
+        """The call before each one in the session; other replies to the same prompt are not before but beside it."""
+        found: list[SampledCall | None] = []
+        before: SampledCall | None = None
+        for call in self._calls:
+            same = before is not None and before.prompt == call.prompt
+            found.append(found[-1] if same else before)
+            before = call
+        return found
 
     def _subtree_sizes(self) -> dict[int, int]:
         """Calls in the subtree of each call, itself included, by order."""

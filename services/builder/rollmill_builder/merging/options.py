@@ -10,6 +10,7 @@ from rollmill.strategies.decoding import Decode
 OnDrift = Literal["repair", "fork", "fork_over_n"]
 OnScaffold = Literal["fork", "merge"]
 Siblings = Literal["keep", "exclude"]
+Retried = Literal["keep", "exclude"]
 OverLong = Literal["cut", "split", "exclude"]
 
 

@@ -21,7 +21,6 @@ from rollmill.topics import BUILT, OUTCOMES
 from rollmill_builder.merging.closed_session import ClosedSession
 from rollmill_builder.merging.sampled_calls import reason_code
 from rollmill_builder.sessions.finalize import fit_to_limit
-from rollmill_builder.storage.call_parts import captured_units
 
 STAGE = "builder"
 
@@ -29,14 +28,14 @@ UNITS_PER_OUTCOME = 2000
 """Keeps an outcome far below its topic's limit."""
 
 
-def captured_outcomes(record: CompletionRecord) -> tuple[OutputRecord, ...]:
-    """Outcomes that report a record's tokens as captured; none for a record without tokens."""
-    return tuple(_outcomes(record, Disposition.CAPTURED, captured_units(record), None))
+def captured_outcomes(record: CompletionRecord, units: tuple[TokenRange, ...]) -> tuple[OutputRecord, ...]:
+    """Outcomes that report a record's tokens as captured; none without ``units``, which are all that it holds."""
+    return tuple(_outcomes(record, Disposition.CAPTURED, units, None))
 
 
-def late_outcomes(record: CompletionRecord) -> tuple[OutputRecord, ...]:
+def late_outcomes(record: CompletionRecord, units: tuple[TokenRange, ...]) -> tuple[OutputRecord, ...]:
     """Of a call after its session's end: captured, and at once excluded."""
-    return (*captured_outcomes(record), *_outcomes(record, Disposition.EXCLUDED, captured_units(record), "late"))
+    return (*captured_outcomes(record, units), *_outcomes(record, Disposition.EXCLUDED, units, "late"))
 
 
 def _outcomes(

@@ -176,6 +176,7 @@ class ClosedMarker(Record):
     """Marker of a closed (session, attempt): the same call again is a duplicate, a new one is late (rule S2)."""
 
     at: EventTime
+    """The latest event time that the session was seen with."""
     attempt: int
     digest: bytes
     """Of the trajectory that was sent."""
@@ -186,8 +187,9 @@ class ClosedMarker(Record):
         wanted = id_hash(completion_id)
         return any(self.known[at : at + HASH_BYTES] == wanted for at in range(0, len(self.known), HASH_BYTES))
 
-    def with_late(self, completion_id: str) -> ClosedMarker:
-        return self.model_copy(update={"known": self.known + id_hash(completion_id)})
+    def with_late(self, completion_id: str, at: float) -> ClosedMarker:
+        """The marker with a late call of event time ``at``."""
+        return self.model_copy(update={"known": self.known + id_hash(completion_id), "at": max(self.at, at)})
 
 
 class MarkerSweep(Record):

@@ -38,12 +38,14 @@ class MemoryLimits:
 
 
 class TaskResources(TaskLocal):
-    """The memory budget and the expiry timer of one task."""
+    """The memory budget, the expiry timer and the latest wall-clock time of one task."""
 
     def __init__(self, expiry_seconds: float, limits: MemoryLimits) -> None:
         self._file = SpillFile(limits.spill_directory, limits.spill_bytes) if limits.spill_bytes else None
         self.memory = MemoryBudget(limits.memory_bytes, self._file)
         self._timer = ExpiryTimer(expiry_seconds)
+        self.clock: float | None = None
+        """Wall-clock time of the last punctuation; None: there was none yet."""
 
     def expired(self, state: StateView[Any], now: float) -> Iterator[SessionExpired]:
         """The sessions that have to end, by a timer or because memory is short."""

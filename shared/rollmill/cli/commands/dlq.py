@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rollmill.cli.options import AsJson, Bootstrap, Prefix, kafka_settings, on_kafka
+
+if TYPE_CHECKING:
+    from rollmill.cli.dead_letters import DecisionOptions
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, replay, drop.")
 
@@ -68,11 +71,17 @@ def replay(
     why: Annotated[str | None, typer.Option(help="Kept with the decision.")] = None,
     by: By = None,
     dry_run: DryRun = False,
+    admit_old: Annotated[
+        bool, typer.Option("--admit-old", help="Also what is too_old: only where it surely was never trained.")
+    ] = False,
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
 ) -> None:
     """Write the bytes as received to their source topic again. A letter that was replayed is left alone."""
-    _decide("replay", numbers, stage, reason, topic, key, since, every, why, by, dry_run, bootstrap_servers, prefix)
+    from rollmill.cli.dead_letters import DecisionOptions  # noqa: PLC0415
+
+    options = DecisionOptions("replay", why, by, dry_run, every, admit_old)
+    _decide(options, numbers, stage, reason, topic, key, since, bootstrap_servers, prefix)
 
 
 @app.command()
@@ -91,27 +100,26 @@ def drop(
     prefix: Prefix = None,
 ) -> None:
     """Decide that letters stay dead, and record who decided and why. Nothing is deleted."""
-    _decide("drop", numbers, stage, reason, topic, key, since, every, why, by, dry_run, bootstrap_servers, prefix)
+    from rollmill.cli.dead_letters import DecisionOptions  # noqa: PLC0415
+
+    options = DecisionOptions("drop", why, by, dry_run, every)
+    _decide(options, numbers, stage, reason, topic, key, since, bootstrap_servers, prefix)
 
 
 def _decide(
-    action: str,
+    options: DecisionOptions,
     numbers: list[str] | None,
     stage: str | None,
     reason: str | None,
     topic: str | None,
     key: str | None,
     since: str | None,
-    every: bool,
-    why: str | None,
-    by: str | None,
-    dry_run: bool,
     bootstrap_servers: str | None,
     prefix: str | None,
 ) -> None:
-    from rollmill.cli.dead_letters import DecisionOptions, decide, letter_filter  # noqa: PLC0415
+    from rollmill.cli.dead_letters import decide, letter_filter  # noqa: PLC0415
 
     state: Any = None if numbers else "open"
     wanted = letter_filter(numbers or (), stage, reason, topic, key, since, state, now=time.time())
     settings = kafka_settings(bootstrap_servers, prefix)
-    on_kafka(settings, decide(settings, wanted, DecisionOptions(action, why, by, dry_run, every)))
+    on_kafka(settings, decide(settings, wanted, options))

@@ -68,6 +68,7 @@ EXCLUSIONS = {
     "no_logprobs": "the engine gave no log-probs",
     "no_prompt_ids": "the engine gave no prompt ids",
     "over_long": "it is beyond the limit of a trace",
+    "retried": "the client sent the same request again, and never received this reply",
     "sibling": "another answer to the same prompt is used",
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from aiokafka import AIOKafkaProducer
 
-from rollmill.codec import DEAD_LETTER_DECISION, JSON, encode, read_manifest
+from rollmill.codec import ADMIT_OLD, DEAD_LETTER_DECISION, JSON, encode, read_manifest
 from rollmill.errors import InvalidInputError, RetryableError
 from rollmill.models import Disposition, outcome
 from rollmill.models.dead_letter import DeadLetterDecision
@@ -20,9 +20,11 @@ from rollmill.runtime.stream.processor import OutputRecord
 from rollmill.runtime.stream.producer_records import producer_record
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
-from rollmill.topics import DEAD_LETTERS, OUTCOMES, REGISTRY, Partitioning, Topic, partition_of
+from rollmill.topics import BUILT, DEAD_LETTERS, OUTCOMES, REGISTRY, TRAJECTORIES, Partitioning, Topic, partition_of
 
 STAGE = "dlq"
+TOO_OLD = "too_old"
+"""Reason of the builder's dead letters of records from before what it remembers (rule S2)."""
 RE_DRIVEN = "re_driven"
 RE_DRIVEN_HEADER = "re-driven"
 """Added to a record that is driven again: the number of its dead letter."""
@@ -40,9 +42,10 @@ class DeadLetterManager:
     letters: dict[LetterNumber, DeadLetter]
     """Current, because they were read after the predecessor was fenced."""
 
-    async def replay(self, number: LetterNumber, why: str | None = None) -> str | None:
+    async def replay(self, number: LetterNumber, why: str | None = None, *, admit_old: bool = False) -> str | None:
         """Drive a letter again. Returns why nothing was done; None where the letter was replayed.
 
+        ``admit_old``: the stage takes it also where it may have forgotten the session.
         Raises RetryableError where the broker did not answer, InvalidInputError where the source topic is unknown.
         """
         letter = self.letters[number]
@@ -50,8 +53,10 @@ class DeadLetterManager:
             return _decided(letter)
         if letter.info.error.startswith(NOT_COPIED):
             return f"{letter.number} holds no bytes: the record was too large for a dead letter, and is at its source"
+        if (refusal := doubling_refusal(letter, admit_old=admit_old)) is not None:
+            return refusal
         value = await read_value(self.settings, number)
-        await self._write(redrive_records(letter, value, self.settings), letter, "replayed", why)
+        await self._write(redrive_records(letter, value, self.settings, admit_old=admit_old), letter, "replayed", why)
         return None
 
     async def drop(self, number: LetterNumber, why: str) -> str | None:
@@ -103,10 +108,29 @@ def source_topic(letter: DeadLetter) -> Topic:
     raise InvalidInputError(f"{letter.number} came from {letter.info.topic!r}, which is no topic of the registry")
 
 
-def redrive_records(letter: DeadLetter, value: bytes, settings: KafkaSettings) -> list[ProducerRecord]:
+def doubling_refusal(letter: DeadLetter, *, admit_old: bool) -> str | None:
+    """Why a replay of the letter could train tokens twice; None where it cannot.
+
+    A ``conflict`` of a whole trajectory is one again as long as the other one is remembered, and a second trajectory
+    of the same session from then on.
+    """
+    if letter.info.reason == TOO_OLD and not admit_old:
+        return (
+            f"{letter.number} is too old: its session may have been trained and forgotten. Where it surely was not, "
+            "replay it with --admit-old; otherwise drop it"
+        )
+    if letter.info.reason == "conflict" and letter.info.topic in (BUILT.name, TRAJECTORIES.name):
+        return f"{letter.number} is another trajectory of a session that has one: drop it"
+    return None
+
+
+def redrive_records(
+    letter: DeadLetter, value: bytes, settings: KafkaSettings, *, admit_old: bool = False
+) -> list[ProducerRecord]:
     """The record as received, for its source topic, and ``reopened`` where the dead letter had closed units."""
     topic = source_topic(letter)
-    headers = tuple(item for item in letter.headers if item[0] != RE_DRIVEN_HEADER)
+    headers = tuple(item for item in letter.headers if item[0] not in (RE_DRIVEN_HEADER, ADMIT_OLD))
+    headers = (*headers, *([(ADMIT_OLD, b"1")] if admit_old else ()))
     record = ProducerRecord(
         topic.full_name(settings.prefix),
         _partition(letter, topic, settings),

@@ -140,8 +140,8 @@ class TaskLocal:
 
     What may be in it: caches of what state and records give, where values are stored (memory or a local file), timers'
     notes of what they have seen and requested, counters for log lines. All of it may be lost at any time, so it must
-    never decide what a stage puts out, except *when* a timer fires or how often its record is repeated. It is not in
-    the changelog.
+    never decide what a stage puts out, except *when* a timer fires, how often its record is repeated, and from when on
+    what has ended is forgotten. It is not in the changelog.
 
     Life: the engine makes one with `Processor.task_local` when it creates a task, and a fresh one before it restores
     the state. `process`, `apply`, `punctuate` and `gauges` of that task get it, one call at a time, and may change it.

@@ -20,9 +20,21 @@ DEAD_LETTER_REASONS = (
     "outputs_refused",
     "stage_error",
     "too_large",
+    "too_old",
     "wrong_partition",
 )
-EXCLUSIONS = ("aux", "client_gone", "error", "incomplete", "late", "no_ids", "no_logprobs", "over_long", "sibling")
+EXCLUSIONS = (
+    "aux",
+    "client_gone",
+    "error",
+    "incomplete",
+    "late",
+    "no_ids",
+    "no_logprobs",
+    "over_long",
+    "retried",
+    "sibling",
+)
 CUT_EXCLUSIONS = ("group_expired", "group_too_small", "late_for_group", "stale", "trace_not_graded", "zero_variance")
 
 EVENTS = "stage_events"

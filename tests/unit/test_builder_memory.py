@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,44 @@ def test_pages_are_used_again_and_the_file_shrinks_when_it_is_empty(tmp_path: Pa
     assert file.used_bytes == 0
     assert file._file().seek(0, 2) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def disk_that_takes(size: int) -> Iterator[None]:
+    """No file of this process grows beyond ``size`` bytes: a write takes what fits, and the next one fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_failed_write_gives_its_pages_back(tmp_path: Path) -> None:
+    file = SpillFile(tmp_path, 8 * PAGE)
+    kept = file.write(b"a" * 2 * PAGE)
+    with disk_that_takes(3 * PAGE):
+        for _ in range(5):
+            with pytest.raises(OSError, match="too large"):
+                file.write(b"b" * 4 * PAGE)
+        assert file.used_bytes == 2 * PAGE
+    again = file.write(b"c" * 4 * PAGE)
+    assert again is not None
+    assert kept is not None
+    assert (again.offset, again.read(), kept.read()) == (2 * PAGE, b"c" * 4 * PAGE, b"a" * 2 * PAGE)
+
+
+def test_f14_a_bit_that_the_disk_has_altered_stops_the_task_instead_of_altering_a_token() -> None:
+    run = task(memory_bytes=bytes_of_a_session())
+    feed(run, interleaved(4))
+    file = memory(run)._file._file()
+    for place in range(0, file.seek(0, 2), PAGE):  # a session has whole pages
+        file.seek(place)
+        altered = bytes([file.read(1)[0] ^ 1])
+        file.seek(place)
+        file.write(altered)
+    with pytest.raises(FatalError, match="not those that were written"):
+        feed(run, closings(4))
 
 
 def attempt(run: MemoryTask[BuilderState], event: Any) -> None:

@@ -18,7 +18,8 @@ from rollmill_capture.app import opened_spool
 from rollmill_capture.event_log.event_writer import LogEventWriter, NotAcknowledgedError, RefusedRecordError
 from rollmill_capture.event_log.spool import NoRoomError, Spool, open_spool
 from rollmill_capture.event_log.spool_drain import SpoolDrain
-from rollmill_capture.event_log.spool_store import SpooledRecord, open_spool_store
+from rollmill_capture.event_log.spool_recovery import open_spool_store
+from rollmill_capture.event_log.spooled_record import SpooledRecord
 from rollmill_capture.settings import CaptureSettings
 
 WAIT = 5.0
@@ -276,7 +277,7 @@ def test_two_processes_never_share_a_file_and_a_freed_one_is_found_again(tmp_pat
     one.add([SpooledRecord("completions", "s1", b"x")])
     one.close()
     again = open_spool_store(tmp_path, "t.")
-    assert (again.path, [record.value for record in again.first(10)]) == (one.path, [b"x"])
+    assert (again.path, [record.value for record in again.first(10)[0]]) == (one.path, [b"x"])
     again.close()
     two.close()
 

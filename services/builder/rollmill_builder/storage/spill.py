@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
-from typing import IO
+from zlib import crc32
 
 PAGE = 4096
+
+
+class DamagedExtentError(OSError):
+    """The file returned other bytes than were written."""
 
 
 class Extent:
     """A range of a spill file. Its pages are free again once the last reference to it is gone."""
 
-    __slots__ = ("_file", "_free", "offset", "pages", "size")
+    __slots__ = ("_checksum", "_file", "_free", "offset", "pages", "size")
 
-    def __init__(self, file: SpillFile, offset: int, size: int, free: Callable[[int, int], None]) -> None:
-        self._file, self.offset, self.size, self._free = file, offset, size, free
-        self.pages = _pages(size)
+    def __init__(self, file: SpillFile, offset: int, data: bytes, free: Callable[[int, int], None]) -> None:
+        self._file, self.offset, self.size, self._free = file, offset, len(data), free
+        self._checksum = crc32(data)
+        self.pages = _pages(self.size)
 
     def read(self) -> bytes:
-        return self._file.read(self.offset, self.size)
+        """Raises OSError, DamagedExtentError where the content is not what was written."""
+        data = self._file.read(self.offset, self.size)
+        if len(data) != self.size:
+            raise DamagedExtentError(f"the file returned {len(data)} bytes of {self.size} that were written")
+        if crc32(data) != self._checksum:
+            raise DamagedExtentError(f"the file returned {self.size} bytes that are not those that were written")
+        return data
 
     def __del__(self) -> None:
         self._free(self.offset, self.pages)
@@ -34,7 +46,7 @@ class SpillFile:
 
     def __init__(self, directory: Path | None, max_bytes: int) -> None:
         self._directory, self._max_bytes = directory, max_bytes
-        self._opened: IO[bytes] | None = None
+        self._opened: FileIO | None = None
         self._end = 0
         self._free: dict[int, list[int]] = {}
         """Offsets of free extents by their number of pages."""
@@ -47,16 +59,18 @@ class SpillFile:
         offset = self._allocate(pages)
         if offset is None:
             return None
-        file = self._file()
-        file.seek(offset)
-        file.write(data)
         self.used_bytes += pages * PAGE
-        return Extent(self, offset, len(data), self._release)
+        extent = Extent(self, offset, data, self._release)  # where the disk fails, its end gives the pages back
+        self._write(offset, data)
+        return extent
 
     def read(self, offset: int, size: int) -> bytes:
         file = self._file()
         file.seek(offset)
-        return file.read(size)
+        data = file.read(size)
+        while len(data) < size and (more := file.read(size - len(data))):
+            data += more
+        return data
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -66,9 +80,18 @@ class SpillFile:
     def __del__(self) -> None:
         self.close()
 
-    def _file(self) -> IO[bytes]:
+    def _write(self, offset: int, data: bytes) -> None:
+        """All of it; a disk that becomes full takes a part first."""
+        file, rest = self._file(), memoryview(data)
+        file.seek(offset)
+        while rest:
+            rest = rest[file.write(rest) :]
+
+    def _file(self) -> FileIO:
+        """Without a buffer, so that an error of the disk is raised to who has written."""
         if self._opened is None:
-            self._opened = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  # open while extents refer to it
+            opened = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115  # as long as extents refer to it
+            self._opened = opened
         return self._opened
 
     def _allocate(self, pages: int) -> int | None:

@@ -26,7 +26,7 @@ from rollmill.runtime.kafka.transaction import abandon, stop_producer
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import REGISTRY, Topic
 from rollmill_capture.event_log.spool import Spool, SpoolFailedError
-from rollmill_capture.event_log.spool_store import SpooledRecord
+from rollmill_capture.event_log.spooled_record import SpooledRecord
 
 _REFUSALS = (MessageSizeTooLargeError, RecordListTooLargeError)
 
@@ -92,8 +92,10 @@ class LogEventWriter:
     """Set while there may be something to do for `SpoolDrain`."""
 
     def __post_init__(self) -> None:
-        if self.spool is not None and self.spool.records:
-            self.drain_needed.set()
+        if self.spool is not None:
+            self.show_spool(self.spool)
+            if self.spool.records:
+                self.drain_needed.set()
 
     async def append(self, topic: Topic, key: str, value: bytes) -> None:
         self.failpoints.reach(Failpoint.CAPTURE_BEFORE_ACKNOWLEDGEMENT)
@@ -155,6 +157,9 @@ class LogEventWriter:
     def show_spool(self, spool: Spool) -> None:
         self.metrics.gauge("spool_bytes", spool.used)
         self.metrics.gauge("spool_records", spool.records)
+        self.metrics.gauge("spool_damaged_records", spool.damage.rows)
+        self.metrics.gauge("spool_damaged_files", spool.damage.files)
+        self.metrics.gauge("spool_saved_records", spool.damage.saved)
 
     def _has_to_spool(self, key: str) -> bool:
         """Records behind spooled ones of the same key are spooled too, so that they stay in order."""

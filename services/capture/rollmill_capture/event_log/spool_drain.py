@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import structlog
 
 from rollmill_capture.event_log.event_writer import LogEventWriter, NotAcknowledgedError, RefusedRecordError
-from rollmill_capture.event_log.spool import Spool
-from rollmill_capture.event_log.spool_store import SpooledRecord
+from rollmill_capture.event_log.spool import Spool, SpoolFailedError
+from rollmill_capture.event_log.spooled_record import SpooledRecord
 
 DRAIN_BYTES = 4 * 2**20
 """Sent from the spool at once."""
@@ -27,7 +27,13 @@ class SpoolDrain:
         writer, failures = self.writer, 0
         while True:
             await writer.drain_needed.wait()
-            if await self._step():
+            try:
+                sent = await self._step()
+            except SpoolFailedError as error:
+                structlog.get_logger().error("what is spooled cannot be sent now, it is tried again", error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if sent:
                 failures = 0
                 continue
             failures += 1
@@ -41,6 +47,8 @@ class SpoolDrain:
         writer = self.writer
         spool = writer.spool
         batch = [] if spool is None else await spool.first(DRAIN_BYTES)
+        if spool is not None:
+            writer.show_spool(spool)  # reading may have found damage
         if not batch or spool is None:
             return await self._rest_when_reachable()
         try:

@@ -289,7 +289,8 @@ class CallHandler:
     async def _reply_unrecorded(self, reply: CallReply, error: Exception) -> None:
         """A reply that the log does not have must not look whole; an error may be passed on all the same."""
         self._log_unrecorded(error)
-        withheld = ApiError(BAD_GATEWAY, f"the reply was not recorded, so it is withheld: {error}", retry=True)
+        status = 503 if isinstance(error, NotAcknowledgedError) else BAD_GATEWAY
+        withheld = ApiError(status, f"the reply was not recorded, so it is withheld: {error}", retry=True)
         await self._response.reply(withheld if reply.result.status is CallStatus.OK else reply.reply)
 
     def _log_unrecorded(self, error: Exception) -> None:

@@ -106,6 +106,11 @@ CAPTURE_METRICS = (
     _count(CAPTURE, "spooled_records_set_aside", "records", "Spooled records that Kafka refused."),
     _gauge(CAPTURE, "spool_bytes", "bytes", "Bytes in the spool."),
     _gauge(CAPTURE, "spool_records", "records", "Records in the spool."),
+    _gauge(
+        CAPTURE, "spool_damaged_records", "records", "Records that the spool's disk has altered: set aside, never sent."
+    ),
+    _gauge(CAPTURE, "spool_damaged_files", "files", "Damaged files of the spool that were kept: records may be lost."),
+    _gauge(CAPTURE, "spool_saved_records", "records", "Records that this process has read from damaged spool files."),
 )
 
 EVALUATOR_METRICS = (

@@ -84,13 +84,13 @@ TOO_MUCH: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("evaluators", "64"),
     ),
     "parts count": ({"evaluators": [wide(3, 20)]}, ("evaluators", "64")),
-    "depth": ({"evaluators": [nested(120)]}, ("evaluators", "9 inside of each other", "8")),
+    "depth": ({"evaluators": [nested(40)]}, ("evaluators", "9 inside of each other", "8")),
     "a part's memory": (
         {"evaluators": [composite({"strategy": "session_completed"}, composite(sandboxed(memory_mib=4096)))]},
         ("evaluators.0.config.parts.1.config.parts.0.config.resources.memory_mib", "4096", "2048"),
     ),
-    "nested metadata": ({"metadata": deep(300)}, ("JSON",)),
-    "nested config": ({"evaluators": [{"strategy": "session_completed", "config": deep(300)}]}, ("JSON",)),
+    "nested metadata": ({"metadata": deep(300)}, ("nested too deep",)),
+    "nested config": ({"evaluators": [{"strategy": "session_completed", "config": deep(300)}]}, ("nested too deep",)),
 }
 
 

@@ -15,7 +15,7 @@ from rollmill.models import EvaluatorSpec, SessionSpec, StrategySpec
 from rollmill.settings import ServiceSettings
 from rollmill.strategies import builder_registry, evaluator_registry, validate_session_spec
 from rollmill.strategies.allow_list import SETTING, allowed_by_hand, imported
-from rollmill.strategies.nesting import MAX_DEPTH, MAX_EVALUATORS
+from rollmill.strategies.maxima import LARGEST
 from rollmill_batcher.settings import BatcherSettings
 
 PACKAGE = """
@@ -124,10 +124,10 @@ def test_a_tokenizer_that_leaves_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_f16_nested_evaluators_are_bounded_in_depth() -> None:
     deep = EvaluatorSpec(strategy="reported")
-    for _ in range(MAX_DEPTH - 1):
+    for _ in range(LARGEST.evaluator_depth - 1):
         deep = composite(deep.model_dump())
     validate_session_spec(SessionSpec(evaluators=(deep,)))
-    with pytest.raises(InvalidInputError, match=f"more than {MAX_DEPTH} deep"):
+    with pytest.raises(InvalidInputError, match=r"33 inside of each other is above .* maximum of 32"):
         validate_session_spec(SessionSpec(evaluators=(composite(deep.model_dump()),)))
 
 
@@ -140,7 +140,7 @@ def test_f16_thousands_of_levels_are_refused_and_not_recursed_into() -> None:
         lambda: validate_session_spec(SessionSpec.model_construct(evaluators=(spec,))),
         lambda: evaluator_registry().create(spec),
     ):
-        with pytest.raises(InvalidInputError, match="deep"):
+        with pytest.raises(InvalidInputError, match="inside of each other"):
             refused()
     while config:  # freed level by level
         config = config["parts"][0]["config"]
@@ -149,11 +149,11 @@ def test_f16_thousands_of_levels_are_refused_and_not_recursed_into() -> None:
 def test_f16_evaluators_are_bounded_in_number_with_their_parts() -> None:
     parts = [{"strategy": "reported", "name": f"r{number}"} for number in range(20)]
     inner = [{"strategy": "composite", "name": f"c{number}", "config": {"parts": parts}} for number in range(20)]
-    with pytest.raises(InvalidInputError, match=f"more than {MAX_EVALUATORS}"):
+    with pytest.raises(InvalidInputError, match=r"evaluators: 257 is above .* maximum of 256"):
         validate_session_spec(SessionSpec(evaluators=(composite(*inner),)))
-    many = tuple(EvaluatorSpec(strategy="reported", name=f"r{number}") for number in range(MAX_EVALUATORS + 1))
+    many = tuple(EvaluatorSpec(strategy="reported", name=f"r{number}") for number in range(LARGEST.evaluators + 1))
     validate_session_spec(SessionSpec(evaluators=many[:-1]))
-    with pytest.raises(InvalidInputError, match=f"more than {MAX_EVALUATORS}"):
+    with pytest.raises(InvalidInputError, match=r"evaluators: 257 is above .* maximum of 256"):
         validate_session_spec(SessionSpec(evaluators=many))
 
 

@@ -27,8 +27,9 @@ class SpecMaxima(BaseModel):
     """Of a session; the builder keeps its calls until then."""
     idle_seconds: PositiveFloat = 24 * 3600.0
     evaluation_seconds: PositiveFloat = 24 * 3600.0
-    evaluators: PositiveInt = 64
-    """The parts of composite ones count, too."""
+    evaluators: PositiveInt = Field(default=64, le=256)
+    """The parts of composite ones count, too: parts run at the same time. The reward-merger keeps up to 256 evaluations
+    of a session."""
     evaluator_depth: PositiveInt = Field(default=8, le=32)
     """Of composite evaluators inside of composite ones."""
     group_size: PositiveInt = 4096

@@ -7,8 +7,7 @@ its own.
 bases: the abstract classes. registry: `StrategyRegistry` and the registries of the four kinds. services: what
 evaluators may know of services outside. sandbox: the contract for running untrusted code. decoding: a configured
 tokenizer. allow_list: which modules a name may import. foreign_code: runs strategies so that only their job can end.
-nesting: bounds of evaluators within evaluators. maxima: whether a spec asks for more than the operator allows. May
-import `rollmill.models` and errors only.
+maxima: whether a spec asks for more than the operator allows. May import `rollmill.models` and errors only.
 """
 
 from rollmill.strategies.bases import (

@@ -16,6 +16,8 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import SessionSpec
 from rollmill.models.spec_maxima import SpecMaxima
 
+LARGEST = SpecMaxima(evaluators=256, evaluator_depth=32)
+"""What no operator may exceed: each level of parts is constructed and run by the one above, on one stack."""
 OF_A_SPEC = ("deadline_seconds", "idle_seconds", "evaluation_seconds", "group_size")
 
 
@@ -50,7 +52,7 @@ def require_spec_within(spec: SessionSpec, maxima: SpecMaxima) -> None:
     _json_bytes([spec.builder.config, *configs])
 
 
-def require_countable(configs: Iterable[Any], maxima: SpecMaxima) -> None:
+def require_countable(configs: Iterable[Any], maxima: SpecMaxima = LARGEST) -> None:
     """Raises AboveMaximumError for too many evaluators, or too many inside of each other.
 
     Found in the configs as they came, without recursion: constructing such evaluators is what has to be avoided.

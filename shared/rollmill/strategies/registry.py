@@ -19,8 +19,7 @@ from rollmill.strategies.bases import (
     BaseTrajectoryEvaluator,
 )
 from rollmill.strategies.foreign_code import contained, describe
-from rollmill.strategies.maxima import require_requests_within, require_spec_within
-from rollmill.strategies.nesting import check_nesting
+from rollmill.strategies.maxima import require_countable, require_requests_within, require_spec_within
 
 S = TypeVar("S")
 
@@ -120,13 +119,14 @@ def group_scorer_registry() -> StrategyRegistry[BaseGroupScorer]:
 
 def validate_session_spec(spec: SessionSpec, maxima: SpecMaxima | None = None) -> None:
     """Refuse unknown strategies and bad configs when a session opens, not after the rollout; and what asks for more
-    than ``maxima``. None: nothing is too much.
+    than ``maxima``. None: only the number and depth of evaluators are bounded, by what no operator may exceed.
 
     Raises InvalidInputError.
     """
-    if maxima is not None:
+    if maxima is None:
+        require_countable(evaluator.config for evaluator in spec.evaluators)
+    else:
         require_spec_within(spec, maxima)  # first: constructing strategies from such a spec may take for ever
-    check_nesting(spec.evaluators)
     builder_registry().create(spec.builder)
     for index, evaluator in enumerate(spec.evaluators):
         requests = evaluator_registry().create(evaluator).requested_resources()

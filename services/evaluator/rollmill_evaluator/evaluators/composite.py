@@ -13,10 +13,10 @@ from typing import Any, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from rollmill.errors import NotGradedError
-from rollmill.models import EvalResult, EvaluatorSpec, Record, StrategySpec, Trajectory
+from rollmill.models import EvalResult, EvaluatorSpec, Record, Trajectory
 from rollmill.strategies import BaseTrajectoryEvaluator, EvaluationContext, ResourceRequest, evaluator_registry
 from rollmill.strategies.foreign_code import contained_await
-from rollmill.strategies.nesting import check_nesting
+from rollmill.strategies.maxima import require_countable
 from rollmill_evaluator.result_validation import not_graded_result, validated_result
 from rollmill_evaluator.retrying import Retries
 
@@ -77,7 +77,7 @@ class CompositeEvaluator(BaseTrajectoryEvaluator):
     version = "1"
 
     def __init__(self, **config: Any) -> None:
-        check_nesting([StrategySpec(strategy="composite", config=config)])
+        require_countable([config])
         self._config = CompositeConfig.validate_strictly(config)
         self._parts = [(spec, evaluator_registry().create(spec)) for spec in self._config.parts]
         self.resource_class = max(part.resource_class for _, part in self._parts)

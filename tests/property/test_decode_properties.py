@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from rollmill.codec import CONTENT_TYPE, JSON, MSGPACK, Headers, decode, encode
 from rollmill.errors import PoisonRecordError
-from rollmill.models import CompletionRecord, Manifest, Record
+from rollmill.models import CompletionRecord, Manifest, Record, Trajectory
 from rollmill.models.dead_letter import DeadLetterDecision, DeadLetterInfo
 from rollmill.testing.samples.sessions import assistant, completion, user
+from rollmill.testing.samples.trajectories import sample_trajectory
 from rollmill.topics import REGISTRY
 from rollmill_builder.storage.call_parts import pack_rest, parts_of, unpack_rest
 
@@ -160,3 +162,16 @@ def comparable(record: CompletionRecord) -> bytes:
         choice["message"] = [(name, item) for name, item in sorted(message.items())]
     packed: bytes = msgpack.packb(data)
     return packed
+
+
+@pytest.mark.parametrize("reward", [{}, [], "1.0", True, 10**400])
+@pytest.mark.parametrize("form", [JSON, MSGPACK])
+def test_a_reward_that_is_no_number_is_refused_when_it_is_read(form: str, reward: Any) -> None:
+    plain: dict[str, Any] = orjson.loads(encode(sample_trajectory("s1", 1.0), JSON))
+    plain["evaluation"]["outcome_reward"] = reward
+    if reward == 10**400:
+        value = json.dumps(plain).encode()
+    else:
+        value = msgpack.packb(plain) if form == MSGPACK else orjson.dumps(plain)
+    with pytest.raises(PoisonRecordError):
+        decode(Trajectory, value)

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, field_validator, model_validator
 
 from rollmill.models.base import (
     EventTime,
@@ -145,6 +145,9 @@ class ExcludedUnits(Record):
         return sum(unit.tokens for unit in self.units)
 
 
+_REWARD: TypeAdapter[float | None] = TypeAdapter(FiniteFloat | None)
+
+
 class Trajectory(Record):
     """A session with an end: a status and zero or more traces; rewards once merged."""
 
@@ -166,6 +169,12 @@ class Trajectory(Record):
     ungraded_reason: str | None = None
     """Why no reward came: ``no_evaluator``, ``deadline``, or the evaluator's own reason."""
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("evaluation")
+    @classmethod
+    def _reward_is_a_number(cls, evaluation: dict[str, Any] | None) -> dict[str, Any] | None:
+        _REWARD.validate_python((evaluation or {}).get("outcome_reward"), strict=True)
+        return evaluation
 
     @property
     def group_id(self) -> str:

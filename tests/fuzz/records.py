@@ -63,6 +63,10 @@ def fault_of(work: Callable[[], object]) -> str | None:
     return None
 
 
+MESSAGEPACK_DEPTH = 500
+"""Of trees that are packed; the packer itself stops at 511."""
+
+
 def some_world(rng: random.Random, session_id: str) -> World:
     steps = [rng.getrandbits(20) for _ in range(rng.randint(1, 5))]
     return world_of(steps, PROFILES[rng.choice(sorted(PROFILES))], session_id=session_id, seed=rng.randrange(1024))
@@ -150,9 +154,11 @@ def _readable(topic: Topic, value: bytes, headers: Headers) -> None:
         raise ValueError(f"refused by its own reader: {error}") from error
 
 
-def _within_range(tree: Any) -> Any:
+def _within_range(tree: Any, depth: int = 0) -> Any:
+    if depth > MESSAGEPACK_DEPTH:
+        return None
     if isinstance(tree, dict):
-        return {key: _within_range(item) for key, item in tree.items()}
+        return {key: _within_range(item, depth + 1) for key, item in tree.items()}
     if isinstance(tree, list):
-        return [_within_range(item) for item in tree]
+        return [_within_range(item, depth + 1) for item in tree]
     return str(tree) if isinstance(tree, int) and not -(2**63) <= tree < 2**64 else tree

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.models import PolicyAnnouncement, PolicyVersion, staleness
+from rollmill.codec import decode
+from rollmill.errors import PoisonRecordError
+from rollmill.models import CompletionEvent, PolicyAnnouncement, PolicyVersion, dump_json, staleness
 from rollmill.models.versions import skips_epochs
 from rollmill.trainer.policy.history import history_of
 from rollmill_capture.coordination.policies import AnnouncedVersions
 
-HUGE = 1_700_000_000_000
+HUGE = 1_700_000_000
 epochs, versions = st.integers(0, 6), st.integers(0, 9)
 
 
@@ -56,3 +58,13 @@ def test_f11_every_reader_ignores_an_announcement_that_skips_epochs() -> None:
     for version in made:
         announced.learn("policy", version)
     assert announced.newest("policy") == made[2]
+
+
+@pytest.mark.parametrize("version", [[2**31, 0], [0, 2**31], [0, 1_700_000_000_000]])
+def test_a_version_that_no_batch_can_hold_is_refused_where_it_is_read(version: list[int]) -> None:
+    event = {"session_id": "s", "type": "completion", "completion_id": "c", "policy": {"before": version}}
+    for model, value in ((CompletionEvent, event), (PolicyAnnouncement, {"version": version, "at": 1.0})):
+        with pytest.raises(PoisonRecordError):
+            decode(model, dump_json(value))
+    largest = {**event, "policy": {"before": [2**31 - 1, 2**31 - 1]}}
+    assert decode(CompletionEvent, dump_json(largest)) is not None

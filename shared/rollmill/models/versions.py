@@ -12,6 +12,10 @@ from pydantic import Field
 
 from rollmill.models.base import EventTime, Identifier, NonNegativeInt, PositiveInt, Record
 
+LARGEST_VERSION = 2**31 - 1
+"""Batches hold epochs and versions as int32."""
+VersionNumber = Annotated[NonNegativeInt, Field(le=LARGEST_VERSION)]
+
 
 class PolicyVersion(NamedTuple):
     """A version of a policy. Equal numbers of different epochs are different policies.
@@ -19,8 +23,8 @@ class PolicyVersion(NamedTuple):
     On the wire it is the pair ``[epoch, version]``. Before anything is announced the version is ``(0, 0)``.
     """
 
-    epoch: NonNegativeInt = 0
-    version: NonNegativeInt = 0
+    epoch: VersionNumber = 0
+    version: VersionNumber = 0
 
     def __str__(self) -> str:
         return f"{self.epoch}:{self.version}"

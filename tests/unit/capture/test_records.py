@@ -98,7 +98,17 @@ def test_sampling_is_what_the_request_says_and_nothing_is_guessed() -> None:
 
 @pytest.mark.parametrize(
     ("stamp", "version"),
-    [("7", (2, 7)), ("3:7", (3, 7)), ("007", (2, 7)), ("default", None), ("", None), ("-1", None), ("v7", None)],
+    [
+        ("7", (2, 7)),
+        ("3:7", (3, 7)),
+        ("007", (2, 7)),
+        ("default", None),
+        ("", None),
+        ("-1", None),
+        ("v7", None),
+        ("2147483648", None),
+        ("1700000000000", None),
+    ],
 )
 def test_a_weight_version_is_a_number_or_an_epoch_and_a_number(stamp: str, version: tuple[int, int] | None) -> None:
     assert read_stamp(stamp, epoch=2) == (None if version is None else PolicyVersion(*version))

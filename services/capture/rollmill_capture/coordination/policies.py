@@ -20,7 +20,7 @@ import structlog
 
 from rollmill.errors import BackpressureError
 from rollmill.models import PauseMode, PolicyAnnouncement, PolicyPause, PolicySpan, PolicyVersion
-from rollmill.models.versions import skips_epochs
+from rollmill.models.versions import LARGEST_VERSION, skips_epochs
 from rollmill_capture.model_config import Route, VersionSource
 
 log = structlog.get_logger(__name__)
@@ -76,11 +76,12 @@ def version_span(route: Route, stamps: Sequence[str], before: PolicyVersion, aft
 
 
 def read_stamp(stamp: str, epoch: int) -> PolicyVersion | None:
-    """``7`` is version 7 of ``epoch``, ``2:7`` names its own epoch; None: anything else."""
+    """``7`` is version 7 of ``epoch``, ``2:7`` names its own epoch; None: anything else, a larger number included."""
     match = _STAMP.fullmatch(stamp.strip())
     if match is None:
         return None
-    return PolicyVersion(epoch if match[1] is None else int(match[1]), int(match[2]))
+    found = PolicyVersion(epoch if match[1] is None else int(match[1]), int(match[2]))
+    return found if max(found) <= LARGEST_VERSION else None
 
 
 class PausedTooLongError(BackpressureError):

@@ -67,23 +67,28 @@ class CallEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, context = Request(scope, receive), self.context
         response = ResponseStream(scope, receive, send, self.api.error_format)
-        metrics, in_flight = context.recorder.metrics, context.resolver.in_flight
         try:
             session = await context.resolver.calling_session(request)
-            with self._within_quota(session), in_flight.call(session.session_id):
-                metrics.gauge("in_flight", in_flight.total)
+            with self._within_quota(session), self._in_flight(session):
                 call = await self._read_call(session, request)
                 handler = CallHandler(call, context.upstream, context.recorder, response, context.keep_alive_seconds)
-                try:
-                    await handler.handle()
-                finally:
-                    metrics.gauge("in_flight", in_flight.total)
+                await handler.handle()
         except ApiError as error:
             await response.reply(error)
         except ClientDisconnect:
-            metrics.count("abandoned_requests")
+            context.recorder.metrics.count("abandoned_requests")
         finally:
             await response.stop_keepalive()
+
+    @contextmanager
+    def _in_flight(self, session: SessionEntry) -> Iterator[None]:
+        metrics, in_flight = self.context.recorder.metrics, self.context.resolver.in_flight
+        try:
+            with in_flight.call(session.session_id):
+                metrics.gauge("in_flight", in_flight.total)
+                yield
+        finally:
+            metrics.gauge("in_flight", in_flight.total)
 
     @contextmanager
     def _within_quota(self, session: SessionEntry) -> Iterator[None]:

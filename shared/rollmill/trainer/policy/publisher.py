@@ -8,7 +8,7 @@ from typing import Self
 
 from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyAnnouncement, PolicyVersion
-from rollmill.models.versions import skips_epochs
+from rollmill.models.versions import LARGEST_VERSION, skips_epochs
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings
@@ -134,6 +134,8 @@ class PolicyPublisher:
         return PolicyVersion(self.version.epoch, version) if isinstance(version, int) else PolicyVersion(*version)
 
     def _write(self, version: PolicyVersion, *, resumed_from: int | None = None) -> PolicyVersion:
+        if max(version) > LARGEST_VERSION:
+            raise InvalidInputError(f"policy version {version} is above {LARGEST_VERSION}: count updates from 0")
         self._refuse_backwards(version, resumed_from)
         self._refuse_skipped_epochs(version)
         announcement = PolicyAnnouncement(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import (
+    IllegalOperation,
     KafkaError,
     MessageSizeTooLargeError,
     OutOfOrderSequenceNumber,
@@ -91,3 +93,24 @@ async def test_a_large_transaction_has_a_bounded_share_in_flight(monkeypatch: py
     assert max(broker.requests) <= 1000
     assert sum(broker.requests) == 3000
     assert len(broker.logs[OUT].committed()) == 10
+
+
+class FencedInTheMiddle(MemoryProducer):
+    """As aiokafka: once a send is refused, the next call of `send` finds no transaction."""
+
+    async def send(self, *_arguments: Any, **_fields: Any) -> asyncio.Future[Any]:
+        if self._refused:
+            raise IllegalOperation("Can't send messages while not in transaction")
+        self._refused = True
+        found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        found.set_exception(ProducerFenced())
+        return found
+
+    _refused = False
+
+
+async def test_who_is_fenced_while_it_sends_learns_that_and_no_later_error() -> None:
+    producer = FencedInTheMiddle(MemoryBroker(), NetworkLink(0.001), "owner")
+    await producer.start()
+    with pytest.raises(FencedError):
+        await Transaction(producer, 5.0).run([ProducerRecord("out", 0, b"", b"x")] * 3, None, "group")

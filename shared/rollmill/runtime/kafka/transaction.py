@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
+from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, ProducerFenced
 
 from rollmill.codec import Headers
 from rollmill.errors import FatalError, FencedError
@@ -107,12 +107,16 @@ class Transaction:
             if unacknowledged > MAX_UNACKNOWLEDGED:
                 await _acknowledged(futures)
                 unacknowledged = record.size
-            futures.append(
-                await self._producer.send(
-                    record.topic, record.value, record.key, partition=record.partition, headers=list(record.headers)
-                )
-            )
+            try:
+                futures.append(await self._producer.send(*_arguments(record), headers=list(record.headers)))
+            except IllegalOperation:  # the transaction has failed meanwhile: a send before this one knows why
+                await _acknowledged(futures)
+                raise
         return await _acknowledged(futures)
+
+
+def _arguments(record: ProducerRecord) -> tuple[str, bytes | None, bytes, int]:
+    return record.topic, record.value, record.key, record.partition
 
 
 async def _acknowledged(futures: Sequence[asyncio.Future[Any]]) -> list[int]:

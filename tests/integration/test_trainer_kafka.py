@@ -9,6 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from aiokafka import TopicPartition
+from aiokafka.admin import RecordsToDelete
 from torch.utils.data import DataLoader
 
 from grpo_minimal import train
@@ -341,6 +343,64 @@ def test_two_ranks_see_one_step_and_write_their_own_outcomes(settings: KafkaSett
         "s0-1-1",
     ]
     assert sorted(item.rank for item in everything(settings, ACKS)) == [0, 1]
+
+
+@pytest.mark.parametrize("steps", [1, 70])
+def test_f7_ranks_go_on_together_after_a_job_that_died_between_their_acknowledgements(
+    settings: KafkaSettings, steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``steps``: how far rank 0 is ahead; 70 of them are more than the first records that are read back."""
+    cut(settings, *range(steps + 1), ranks=2)
+    with BatchStream(0, 2, settings=settings) as one, BatchStream(1, 2, settings=settings) as two:
+        first = take(one, steps)
+        (other,) = take(two, 1, ack=False)
+    with (
+        caplog.at_level("WARNING", "rollmill.trainer"),
+        BatchStream(0, 2, settings=settings) as one,
+        BatchStream(1, 2, settings=settings) as two,
+    ):
+        (left,), (right,) = take(one, 1), take(two, 1)
+        assert (left.number, right.number) == (0, 0)
+        assert (tokens(left), tokens(right)) == (tokens(first[0]), tokens(other))
+        assert [numbers(take(each, steps)) for each in (one, two)] == [list(range(1, steps + 1))] * 2
+    messages = [record.message for record in caplog.records if record.name.startswith("rollmill.")]
+    assert len(messages) == 1
+    assert f"rank 0 had acknowledged steps 0 to {steps - 1}, and ranks [1] had not" in messages[0]
+    (rewound,) = [item for item in everything(settings, ACKS) if isinstance(item, Rewound)]
+    assert (rewound.rank, rewound.next_step) == (0, 0)
+
+
+def test_f7_a_checkpoint_wins_over_the_ranks_that_are_behind(settings: KafkaSettings) -> None:
+    cut(settings, 0, 1, 2, ranks=2)
+    with BatchStream(0, 2, settings=settings) as one:
+        take(one, 2)
+        checkpoint = one.state_dict()
+    with BatchStream(0, 2, settings=settings) as one:
+        one.load_state_dict(checkpoint)
+        assert numbers(take(one, 1)) == [2]
+    assert not [item for item in everything(settings, ACKS) if isinstance(item, Rewound)]
+
+
+async def _delete_first(settings: KafkaSettings) -> None:
+    admin = KafkaClients(settings).admin()
+    await admin.start()
+    try:
+        partition = TopicPartition(BATCHES.full_name(settings.prefix), 0)
+        await admin.delete_records({partition: RecordsToDelete(before_offset=2)})
+    finally:
+        await admin.close()
+
+
+def test_f7_a_rank_that_cannot_go_back_is_refused(settings: KafkaSettings) -> None:
+    cut(settings, 0, 1, ranks=2)
+    with BatchStream(0, 2, settings=settings) as one:
+        take(one, 1)
+    asyncio.run(_delete_first(settings))
+    with (
+        BatchStream(0, 2, settings=settings) as one,
+        pytest.raises(ConfigurationError, match=r"does not hold step 0 any more: load a checkpoint"),
+    ):
+        take(one, 1)
 
 
 @pytest.mark.parametrize("stale", ["mask", "drop_step"])

@@ -17,11 +17,12 @@ from rollmill.runtime.telemetry.clock import Clock
 from rollmill.settings import KafkaSettings
 from rollmill.topics import ACKS, BATCHES
 from rollmill.trainer.batches.acknowledgement import acknowledgement, closing_records
+from rollmill.trainer.batches.rank_agreement import agreed_state
 from rollmill.trainer.batches.rank_assignment import OtherWorldSizeError, RankAssignment, return_command
 from rollmill.trainer.batches.reader import MultiPartitionReader
 from rollmill.trainer.batches.resharding import read_placement
 from rollmill.trainer.batches.staleness_filter import FilterResult
-from rollmill.trainer.batches.state import StreamState, offsets_of, read_committed
+from rollmill.trainer.batches.state import StreamState, offsets_of, rank_group, read_committed
 from rollmill.trainer.batches.step_assembly import Expectation, StepRecords
 from rollmill.trainer.policy.history import PolicyHistory, read_history
 from rollmill.trainer.producer_records import to_producer_record
@@ -49,7 +50,7 @@ class RankConsumer:
         self._expect = expect
         self._clients = KafkaClients(settings)
         self._topic = BATCHES.full_name(settings.prefix)
-        name = f"{settings.prefix}trainer.{assignment.rank}"
+        name = rank_group(settings, assignment.rank)
         self._failpoints = Failpoints.parse(settings.failpoints)
         self._writer = TransactionalWriter(self._clients, name, settings.transaction_timeout_ms, self._failpoints)
         self._reader: MultiPartitionReader | None = None
@@ -66,14 +67,19 @@ class RankConsumer:
     async def open(self, wanted: StreamState | None = None) -> None:
         """Take over the rank and read from ``wanted``, else from the committed position, else from the beginning.
 
+        The committed position is that of the rank furthest behind: what other ranks have not acknowledged comes again.
+
         Raises FatalError where the broker cannot be reached, ConfigurationError where the committed position belongs
-        to another run or world size.
+        to another run or world size, or where the log does not hold the steps that another rank needs.
         """
         try:
-            if self._state is None:
+            is_new = self._state is None
+            if is_new:
                 await self._take_over()
             if wanted is not None:
                 await self._move(wanted)
+            elif is_new:
+                await self._agree()
             await self._read_from(self.position)
         except KafkaError as error:
             await diagnose_refusal(self._settings)
@@ -154,6 +160,15 @@ class RankConsumer:
             state, committed = self._layout_start(layout, state.epoch), None
         self._layout, self._committed, self._state = layout, committed, state
 
+    async def _agree(self) -> None:
+        own = self.position
+        assignment = RankAssignment.of(self.assignment.rank, self.assignment.ranks, own.world_size)
+        own.check(run=self._settings.run, assignment=assignment)
+        wanted = await agreed_state(self._clients, self._topic, assignment, own, self._layout)
+        if wanted is not None:
+            self.assignment = assignment
+            await self._commit(self._rewound(wanted), wanted)
+
     def _layout_start(self, layout: StepsResharded, epoch: int, next_step: int | None = None) -> StreamState:
         """Where the records of the newest layout begin. ``next_step``: of a checkpoint, for the error message.
 
@@ -170,13 +185,7 @@ class RankConsumer:
         )
 
     def _untouched(self) -> StreamState:
-        """Nothing acknowledged yet: step 0 is expected; it is the first in the log, or was deleted."""
-        return StreamState(
-            run=self._settings.run,
-            next_step=0,
-            offsets={str(number): 0 for number in self.assignment.partitions},
-            world_size=self.assignment.world_size,
-        )
+        return StreamState.untouched(self._settings.run, self.assignment)
 
     async def _next_step(self) -> StepRecords:
         """The first step of the log shows how many ranks it is cut for; until then that is only assumed."""

@@ -13,6 +13,7 @@ from rollmill.errors import ConfigurationError
 from rollmill.models import Identifier, Record, dump_json
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.transaction import Offset
+from rollmill.settings import KafkaSettings
 from rollmill.trainer.batches.rank_assignment import RankAssignment
 from rollmill.trainer.committed_offsets import list_committed
 
@@ -29,6 +30,12 @@ class StreamState(Record):
     world_size: PositiveInt
     placement: NonNegativeInt = 0
     """Of the records that the offsets are of (`BatchHeader.placement`)."""
+
+    @classmethod
+    def untouched(cls, run: str, assignment: RankAssignment) -> Self:
+        """Nothing acknowledged yet: step 0 is expected; it is the first in the log, or was deleted."""
+        offsets = {str(number): 0 for number in assignment.partitions}
+        return cls(run=run, next_step=0, offsets=offsets, world_size=assignment.world_size)
 
     def dump(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -70,6 +77,11 @@ class StreamState(Record):
         """With the partitions of one rank only."""
         kept = {number: offset for number, offset in self.offsets.items() if int(number) in assignment.partitions}
         return self.replace(offsets=kept)
+
+
+def rank_group(settings: KafkaSettings, rank: int) -> str:
+    """The consumer group of a rank, which is its transactional id, too."""
+    return f"{settings.prefix}trainer.{rank}"
 
 
 def offsets_of(state: StreamState, topic: str) -> dict[TopicPartition, Offset]:

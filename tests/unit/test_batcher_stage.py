@@ -318,6 +318,19 @@ def test_time_stands_still_until_the_backlog_is_read() -> None:
     assert not excluded(task)
 
 
+def test_f8_a_day_of_which_the_log_is_not_read_yet_closes_no_group() -> None:
+    """A cut-off of the broker, a machine that slept: members that ended in time wait in the log."""
+    task = task_of()
+    first, second, *others = [sample_trajectory(f"m{number}", float(number), group="g", size=4) for number in range(4)]
+    feed(task, first, second)
+    assert not task.punctuate(120.0)  # it has kept up before
+    assert not task.punctuate(120.0 + 86_400, caught_up=False)
+    feed(task, *others)
+    task.punctuate(120.0 + 86_400)
+    assert [cut.groups for cut in cuts(task)][-1:] == [("g",)]
+    assert "late_for_group" not in excluded(task)
+
+
 def test_what_is_not_graded_is_excluded_with_its_reason() -> None:
     task = task_of()
     feed(task, *pair("g", size=3), sample_trajectory("g-c", None, group="g", size=3, ungraded_reason="sandbox"))

@@ -60,12 +60,9 @@ LATE_FOR_GROUP = "late_for_group"
 
 
 class BatcherLocal(TaskLocal):
-    """What the task keeps in memory only: whether it has caught up, evaluations, and the row of equal rewards."""
+    """What the task keeps in memory only: evaluations, and the row of equal rewards."""
 
     def __init__(self) -> None:
-        self.has_caught_up = False
-        """Since this task started. Until then the time of a cut is 0, so that no deadline passes while members are
-        unread in the backlog. This only delays cuts; each cut records the time that it used."""
         self.evaluations = EvaluationCache()
         self._rewards = RewardVarianceMonitor()
         self._closed: tuple[EvaluatedGroup, ...] = ()
@@ -111,10 +108,13 @@ class BatcherStage(Processor[StateValue, BatcherLocal]):
         return apply_update(key, value, payload)
 
     def punctuate(self, state: StateView[StateValue], context: TaskContext, local: BatcherLocal) -> Outputs:
-        """Cuts, where a cut changes something."""
+        """Cuts, where a cut changes something.
+
+        Time is that of the last cut while input waits in the log: no deadline passes for a group with members
+        that are not read yet. This only delays cuts; each cut records the time that it used.
+        """
         _check_run(progress_of(state), self._config.run)
-        local.has_caught_up = local.has_caught_up or context.caught_up
-        now = context.now if local.has_caught_up else 0.0
+        now = context.now if context.keeps_up else 0.0
         cut = propose_cut(state, context.positions, now, self._config, caught_up=context.caught_up)
         plan = plan_cut(waiting_groups(state), progress_of(state), cut, self._config, local.evaluations)
         if not plan:

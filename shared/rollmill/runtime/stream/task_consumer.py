@@ -19,6 +19,7 @@ from rollmill.runtime.stream.task_identity import TaskIdentity
 from rollmill.settings import ServiceSettings
 
 KEEP_UP_SECONDS = 5.0
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 async def resolved(record: InputRecord, claim_check: ClaimCheck) -> InputRecord:
@@ -32,6 +33,11 @@ async def resolved(record: InputRecord, claim_check: ClaimCheck) -> InputRecord:
     except PoisonRecordError as error:
         return replace(record, resolved=error)
     return record if content is record.value else replace(record, resolved=content)
+
+
+def uptime() -> float:
+    """Seconds that no change of the wall clock moves, those in which the machine slept included."""
+    return time.clock_gettime(_CLOCK)
 
 
 class TaskConsumer:
@@ -48,7 +54,7 @@ class TaskConsumer:
         self.caught_up = False
         """Whether the last poll left nothing unread, as far as is known."""
         self._watermarks: dict[str, int] = {}
-        """High watermarks some seconds ago, and when that was."""
+        """High watermarks some seconds ago, and when the broker sent them."""
         self._watermarks_at = self._kept_up_at = -KEEP_UP_SECONDS
 
     async def open(self, offsets: Mapping[str, int] | None) -> dict[str, int]:
@@ -93,7 +99,7 @@ class TaskConsumer:
     @property
     def keeps_up(self) -> bool:
         """Whether everything that was in the log a few seconds ago has been read."""
-        return time.monotonic() - self._kept_up_at < KEEP_UP_SECONDS
+        return self._is_recent(self._kept_up_at)
 
     async def read(self, raw: ConsumerRecord) -> InputRecord:
         """As the stage gets it, with the content of its blob where it has one. Raises StorageUnreachableError."""
@@ -140,16 +146,28 @@ class TaskConsumer:
         return found
 
     def _update_progress(self, *, empty: bool) -> None:
-        """A busy partition never polls empty, so beside that the watermarks of a while ago are compared."""
+        """A busy partition never polls empty, so beside that the watermarks of a while ago are compared.
+
+        An empty poll alone shows nothing: it is empty, too, where the broker is away.
+        """
         watermarks = {self._identity.slot(p): self._consumer.highwater(p) or 0 for p in self._topics}
-        now = time.monotonic()
+        answered_at = self._answered_at()
         if empty:
-            self._kept_up_at = now
+            self._kept_up_at = max(self._kept_up_at, answered_at)
         elif self._has_reached(self._watermarks):
             self._kept_up_at = self._watermarks_at
         if empty or not self._watermarks or self._has_reached(self._watermarks):
-            self._watermarks, self._watermarks_at = watermarks, now
-        self.caught_up = empty or self._has_reached(watermarks)
+            self._watermarks, self._watermarks_at = watermarks, answered_at
+        self.caught_up = (empty or self._has_reached(watermarks)) and self._is_recent(answered_at)
+
+    def _answered_at(self) -> float:
+        """When the broker last sent how far each partition is, by `uptime`."""
+        answers = [self._consumer.last_poll_timestamp(partition) or 0 for partition in self._topics]
+        return uptime() - max(0.0, time.time() - min(answers) / 1000)
+
+    @staticmethod
+    def _is_recent(at: float) -> bool:
+        return uptime() - at < KEEP_UP_SECONDS
 
     def _has_reached(self, watermarks: Mapping[str, int]) -> bool:
         return bool(watermarks) and all(self._reached[slot] >= watermark for slot, watermark in watermarks.items())

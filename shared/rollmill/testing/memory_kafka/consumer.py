@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from aiokafka import ConsumerRecord, TopicPartition
@@ -22,6 +23,7 @@ class MemoryConsumer:
         self._broker, self._link, self._group_id = broker, link, group_id
         self._positions: dict[TopicPartition, int] = {}
         self._highs: dict[TopicPartition, int] = {}
+        self._answered_at: dict[TopicPartition, float] = {}
 
     async def start(self) -> None:
         await self._link.call("look", lambda: None)
@@ -43,6 +45,11 @@ class MemoryConsumer:
 
     def highwater(self, partition: TopicPartition) -> int | None:
         return self._highs.get(partition)
+
+    def last_poll_timestamp(self, partition: TopicPartition) -> int | None:
+        """Milliseconds by the wall clock."""
+        at = self._answered_at.get(partition)
+        return None if at is None else int(at * 1000)
 
     async def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._link.call("look", lambda: {item: self._broker.logs[item].start for item in partitions})
@@ -83,6 +90,7 @@ class MemoryConsumer:
             return []
         entries, self._positions[partition] = log.read(self._positions[partition], limit)
         self._highs[partition] = log.end
+        self._answered_at[partition] = time.time()
         return entries
 
 

@@ -13,6 +13,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from deploy.chart_files import CHART, PROGRAMS
+from rollmill.runtime.kafka.admin import in_sync_config
 from rollmill.settings import KafkaSettings, ServiceSettings
 from rollmill.topics import REGISTRY
 from rollmill_builder.settings import BuilderSettings
@@ -341,9 +342,15 @@ def test_topics_are_there_before_the_services(objects: Objects, values: dict[str
         assert container(job)["args"] == ["rollmill", "topics", "apply"]
     if topics:
         settings = KafkaSettings.model_construct(prefix=values["settings"]["prefix"])
+        replicas = {each["spec"]["replicas"] for each in topics}
+        assert replicas == {3}
         found = {each["spec"]["topicName"]: (each["spec"]["partitions"], each["spec"]["config"]) for each in topics}
         assert found == {
-            topic.full_name(settings.prefix): (topic.partitions(settings), topic.broker_config()) for topic in REGISTRY
+            topic.full_name(settings.prefix): (
+                topic.partitions(settings),
+                {**topic.broker_config(), **in_sync_config(3)},
+            )
+            for topic in REGISTRY
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -18,13 +18,30 @@ from rollmill.topics import REGISTRY, Topic
 
 LOOKS = 300
 LOOK_SECONDS = 0.1
+REPLICAS_TO_SPARE = 3
+"""With so many replicas a write can need two of them, and one broker may be away."""
+MIN_IN_SYNC = "min.insync.replicas"
+OF_THE_TOPIC = 1
+"""Source of a configuration value, by Kafka's protocol: set for the topic itself."""
+
+
+def in_sync_config(replicas: int) -> dict[str, str]:
+    """How many replicas have to have a record before it is acknowledged (rule C8).
+
+    Kafka's default of 1 lets a leader that is alone acknowledge: its disk would take those records along.
+    """
+    return {MIN_IN_SYNC: "2"} if replicas >= REPLICAS_TO_SPARE else {}
 
 
 async def apply_topics(settings: KafkaSettings, topics: Iterable[Topic] = REGISTRY) -> list[str]:
-    """Create the missing topics of a prefix, then verify all. Returns the full names created."""
+    """Create the missing topics of a prefix, let writes need two of three replicas, then verify all.
+
+    Returns the full names created.
+    """
     async with opened_admin(settings) as admin:
         created = await _create_missing(admin, settings, list(topics))
         await _until_known(admin, created)
+        await _need_replicas(admin, [topic.full_name(settings.prefix) for topic in topics])
         await _verify(admin, settings, list(topics))
     return created
 
@@ -58,7 +75,7 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: KafkaSettings, t
             topic.full_name(settings.prefix),
             topic.partitions(settings),
             settings.replication_factor,
-            topic_configs=topic.broker_config(),
+            topic_configs={**topic.broker_config(), **in_sync_config(settings.replication_factor)},
         )
         for topic in missing
     ]
@@ -95,27 +112,70 @@ async def _verify(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: l
 
 
 async def _partition_complaints(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: list[Topic]) -> list[str]:
-    names = [topic.full_name(settings.prefix) for topic in topics]
-    counts = {item["topic"]: len(item["partitions"]) for item in await admin.describe_topics(names)}
+    found = await _replicas(admin, [topic.full_name(settings.prefix) for topic in topics])
     complaints = []
     for topic in topics:
         name, wanted = topic.full_name(settings.prefix), topic.partitions(settings)
-        if not counts.get(name):
+        replicas = found.get(name, [])
+        if not replicas:
             complaints.append(f"{name} is missing (run `rollmill topics apply`)")
-        elif counts[name] != wanted:
-            complaints.append(f"{name} has {counts[name]} partitions, {wanted} are configured")
+        elif len(replicas) != wanted:
+            complaints.append(f"{name} has {len(replicas)} partitions, {wanted} are configured")
+        elif min(replicas) < settings.replication_factor:
+            complaints.append(
+                f"{name} has {min(replicas)} replicas, {settings.replication_factor} are configured "
+                "(ROLLMILL_REPLICATION_FACTOR): reassign its partitions with Kafka's own tools"
+            )
     return complaints
 
 
 async def _config_complaints(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: list[Topic]) -> list[str]:
-    resources = [ConfigResource(ConfigResourceType.TOPIC, topic.full_name(settings.prefix)) for topic in topics]
-    found: dict[str, dict[str, str]] = {}
-    for response in await admin.describe_configs(resources):
-        for resource in response.resources:
-            found[resource[3]] = {entry[0]: entry[1] for entry in resource[4]}
-    return [
-        f"{topic.full_name(settings.prefix)}: {key} is {actual}, {wanted} is needed"
-        for topic in topics
-        for key, wanted in topic.broker_config().items()
-        if (actual := found.get(topic.full_name(settings.prefix), {}).get(key)) != wanted
+    names = [topic.full_name(settings.prefix) for topic in topics]
+    found, replicas = await _configs(admin, names), await _replicas(admin, names)
+    complaints = []
+    for topic, name in zip(topics, names, strict=True):
+        for key, wanted in topic.broker_config().items():
+            if (actual := found[name].get(key)) != wanted:
+                complaints.append(f"{name}: {key} is {actual}, {wanted} is needed")
+        if _needs_more_in_sync(min(replicas[name]), found[name]):
+            actual = found[name].get(MIN_IN_SYNC)
+            complaints.append(f"{name}: {MIN_IN_SYNC} is {actual}, 2 is needed (run `rollmill topics apply`)")
+    return complaints
+
+
+async def _need_replicas(admin: AIOKafkaAdminClient, names: list[str]) -> None:
+    """The request replaces all of a topic's own configuration, so what it has is sent again."""
+    own, effective = await _configs(admin, names, own=True), await _configs(admin, names)
+    replicas = await _replicas(admin, names)
+    changed = [
+        ConfigResource(ConfigResourceType.TOPIC, name, {**own[name], **in_sync_config(min(replicas[name]))})
+        for name in names
+        if replicas.get(name) and _needs_more_in_sync(min(replicas[name]), effective[name])
     ]
+    for response in await admin.alter_configs(changed) if changed else ():
+        for code, detail, _kind, name in response.resources:
+            if code:
+                raise ConfigurationError(
+                    f"topic {name}: {MIN_IN_SYNC} cannot be set: {for_code(code).__name__} {detail}"
+                )
+
+
+def _needs_more_in_sync(replicas: int, config: Mapping[str, str]) -> bool:
+    wanted = in_sync_config(replicas).get(MIN_IN_SYNC)
+    return wanted is not None and int(config.get(MIN_IN_SYNC, 1)) < int(wanted)
+
+
+async def _replicas(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, list[int]]:
+    """By topic the number of replicas of each of its partitions; no partition where the topic is missing."""
+    described = await admin.describe_topics(names)
+    return {item["topic"]: [len(partition["replicas"]) for partition in item["partitions"]] for item in described}
+
+
+async def _configs(admin: AIOKafkaAdminClient, names: list[str], *, own: bool = False) -> dict[str, dict[str, str]]:
+    """Configuration by topic. ``own``: without what it has from its broker."""
+    found: dict[str, dict[str, str]] = {name: {} for name in names}
+    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]):
+        for resource in response.resources:
+            entries = [entry for entry in resource[4] if not own or entry[3] == OF_THE_TOPIC]
+            found[resource[3]] = {entry[0]: entry[1] for entry in entries}
+    return found

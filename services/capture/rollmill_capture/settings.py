@@ -40,8 +40,7 @@ class CaptureSettings(ServiceSettings):
     tenant_open_sessions: PositiveInt | None = None
     """Open sessions of one tenant; one more is answered with 429. None: no limit."""
     tenant_spec_bytes: PositiveInt | None = None
-    """Bytes of the specs of one tenant's sessions, closed ones too while they are known: every replica holds them in
-    memory. None: no limit."""
+    """Bytes of the specs of one tenant's open sessions: every replica holds them in memory. None: no limit."""
     tenant_calls: PositiveInt | None = None
     """Calls in flight of one tenant at each replica. None: no limit."""
     public_url: str | None = None

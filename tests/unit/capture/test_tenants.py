@@ -167,8 +167,9 @@ async def test_f4_a_sessions_token_makes_calls_and_reads_or_grades_nothing() -> 
     assert (await rig.post("/v1/sessions/s1/reward", {"reward": 1.0}, **bearer(token)))[0] == 401
     assert (await rig.post(CALL, ASK, **bearer(token)))[0] == 200
     assert (await get(rig, "/v1/models", token))[0] == 200
-    assert (await rig.post("/v1/sessions/s1/close", {"status": "ERROR", "error": "x"}, **bearer(token)))[0] == 200
     assert (await get(rig, "/v1/sessions/s1", ALICE))[1]["spec"]["metadata"]["expected_answer"] == "42"
+    assert (await rig.post("/v1/sessions/s1/close", {"status": "ERROR", "error": "x"}, **bearer(token)))[0] == 200
+    assert (await get(rig, "/v1/sessions/s1", ALICE))[1]["spec"] is None
 
 
 async def test_f4_closing_by_token_can_be_switched_off() -> None:
@@ -287,9 +288,9 @@ async def test_f6_the_bytes_of_a_tenants_specs_are_bounded() -> None:
     await rig.open(BOB, session_id="b1", **large)
     status, answer = await rig.post("/v1/sessions", large, **bearer(BOB))
     assert (status, "4000 bytes of sessions' specs" in answer["error"]["message"]) == (429, True)
-    assert (await rig.post("/v1/sessions/b1/close", {}, **bearer(BOB)))[0] == 200
-    assert (await rig.post("/v1/sessions", large, **bearer(BOB)))[0] == 429
     await rig.open(ALICE, **large)
+    assert (await rig.post("/v1/sessions/b1/close", {}, **bearer(BOB)))[0] == 200
+    assert (await rig.post("/v1/sessions", large, **bearer(BOB)))[0] == 201  # a closed session's spec is not kept
 
 
 async def test_f6_calls_in_flight_and_rewards_have_quotas_too() -> None:
@@ -319,3 +320,16 @@ def test_an_empty_file_of_keys_lets_nobody_in_by_accident(tmp_path: Any) -> None
 def test_the_tenant_without_a_prefix_has_to_have_a_key() -> None:
     with pytest.raises(ValueError, match="unprefixed_tenant"):
         CaptureSettings(api_keys={"alice": digest_of(ALICE)}, unprefixed_tenant="carol")
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_the_gauge_of_calls_in_flight_falls_back_to_zero(status: int) -> None:
+    rig = Rig(CaptureSettings(**KEYED), status=status)
+    token = (await rig.open(ALICE, session_id="s"))["api_key"]
+    rig.engine.clear()
+    async with rig.request("POST", CALL, ASK, **bearer(token)) as call:
+        await rig.called.wait()
+        assert b'rollmill_in_flight{component="capture",prefix=""} 1.0' in rig.metrics.exposition()
+        rig.engine.set()
+        await call.rest()
+    assert b'rollmill_in_flight{component="capture",prefix=""} 0.0' in rig.metrics.exposition()

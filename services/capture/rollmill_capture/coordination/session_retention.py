@@ -18,6 +18,7 @@ from rollmill.runtime.telemetry.clock import Clock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import SESSIONS
 from rollmill_capture.admission import Admission
+from rollmill_capture.coordination.closed_session import ClosedSession
 from rollmill_capture.coordination.membership import Membership
 from rollmill_capture.coordination.session_table import SessionTable
 from rollmill_capture.coordination.sessions_topic import attempt_header
@@ -69,19 +70,23 @@ class SessionRetention:
         for replica in self.membership.expired():
             await self.event_writer.append_best_effort(SESSIONS, replica_key(replica), None)
 
-    async def _forget(self, entry: SessionEntry) -> None:
+    async def _forget(self, entry: SessionEntry | ClosedSession) -> None:
         await self.event_writer.append_best_effort(SESSIONS, entry.session_id, None, attempt_header(entry.attempt))
         self.metrics.count("sessions_forgotten")
 
-    async def _ended(self) -> list[SessionEntry]:
+    async def _ended(self) -> list[SessionEntry | ClosedSession]:
         """A table may be large: others have their turn meanwhile."""
-        entries, found, before = self.table.entries(), list[SessionEntry](), self.clock.now() - self.retention
+        entries, found = self.table.sessions(), list[SessionEntry | ClosedSession]()
+        before = self.clock.now() - self.retention
         for start in range(0, len(entries), ENTRIES_PER_TURN):
             found += [entry for entry in entries[start : start + ENTRIES_PER_TURN] if ended_at(entry) < before]
             await asyncio.sleep(0)
         return found[:MOST_PER_ROUND]
 
 
-def ended_at(entry: SessionEntry) -> float:
+def ended_at(entry: SessionEntry | ClosedSession) -> float:
     """When the session was over at the latest: its closing, or its deadline, at which the builder closes it."""
-    return entry.opened_at + entry.spec.deadline_seconds if entry.closed_at is None else entry.closed_at
+    if entry.closed_at is not None:
+        return entry.closed_at
+    deadline = entry.deadline_seconds if isinstance(entry, ClosedSession) else entry.spec.deadline_seconds
+    return entry.opened_at + deadline

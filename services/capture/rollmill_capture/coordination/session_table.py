@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from rollmill.models import SessionEntry, SessionState
+from rollmill_capture.coordination.closed_session import ClosedSession
 from rollmill_capture.coordination.tenants import Tenant, TenantUsage
 
 
@@ -25,12 +26,12 @@ class Position(Protocol):
 
 
 class SessionTable:
-    """Session id to its newest entry."""
+    """Session id to its newest entry. Of a closed session only `ClosedSession` is kept: its spec is a short one."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[SessionEntry], None] | None = None
         """Called with every entry that is news."""
-        self._entries: dict[str, SessionEntry] = {}
+        self._entries: dict[str, SessionEntry | ClosedSession] = {}
         self._by_token: dict[str, str] = {}
         self._overtaken: set[str] = set()
         self._groups: dict[str, Counter[Tenant]] = {}
@@ -43,7 +44,7 @@ class SessionTable:
     def apply(self, entry: SessionEntry) -> None:
         """Take in a record. An older one (an echo of what was written before) changes nothing."""
         self._overtaken.discard(entry.session_id)
-        known = self._entries.get(entry.session_id)
+        known = self.get(entry.session_id)
         if known is not None and _rank(entry) < _rank(known):
             return
         if known is not None:
@@ -52,7 +53,7 @@ class SessionTable:
 
     def forget(self, session_id: str, attempt: int | None) -> None:
         """Take in a tombstone. One that was written for an earlier ``attempt`` changes nothing here."""
-        known = self._entries.get(session_id)
+        known = self.get(session_id)
         if known is None:
             return
         if attempt is not None and attempt < known.attempt:
@@ -61,14 +62,19 @@ class SessionTable:
             self._remove(known)
 
     def entries(self) -> list[SessionEntry]:
+        return [_full(item) for item in self._entries.values()]
+
+    def sessions(self) -> list[SessionEntry | ClosedSession]:
+        """All sessions as they are kept: quicker than `entries` where few of their fields are needed."""
         return list(self._entries.values())
 
     def overtaken(self) -> list[SessionEntry]:
         """Entries that are followed in the topic by a tombstone of an earlier attempt: compaction would lose them."""
-        return [self._entries[session_id] for session_id in self._overtaken]
+        return [_full(self._entries[session_id]) for session_id in self._overtaken]
 
     def _add(self, entry: SessionEntry) -> None:
-        self._entries[entry.session_id] = entry
+        entry, kept = _kept(entry)
+        self._entries[entry.session_id] = kept
         if entry.token is not None:
             self._by_token[entry.token] = entry.session_id
         if entry.tenant is not None and entry.spec.group_id is not None:
@@ -99,7 +105,7 @@ class SessionTable:
         """What each tenant has, kept up from now on: it takes time for each entry, so only where there are quotas."""
         if self._usage is None:
             self._usage = TenantUsage()
-            for entry in self._entries.values():
+            for entry in self.entries():
                 self._usage.add(entry)
         return self._usage
 
@@ -113,12 +119,13 @@ class SessionTable:
         return tuple(self._groups.get(group_id, ()))
 
     def get(self, session_id: str) -> SessionEntry | None:
-        return self._entries.get(session_id)
+        found = self._entries.get(session_id)
+        return None if found is None else _full(found)
 
     def of_token(self, digest: str) -> SessionEntry | None:
         """The session with the token of this digest."""
         session_id = self._by_token.get(digest)
-        return None if session_id is None else self._entries.get(session_id)
+        return None if session_id is None else self.get(session_id)
 
     async def catch_up(self, position: Position, seconds: float) -> None:
         """Read what is written by now, or give up after ``seconds``."""
@@ -130,7 +137,19 @@ class SessionTable:
         """The entry; an unknown one is waited for until all that is written by now is read, or ``seconds`` are over."""
         if session_id not in self._entries:
             await self.catch_up(position, seconds)
-        return self._entries.get(session_id)
+        return self.get(session_id)
+
+
+def _kept(entry: SessionEntry) -> tuple[SessionEntry, SessionEntry | ClosedSession]:
+    """An entry without what is not needed any more, and the form that it is kept in."""
+    if entry.state is not SessionState.CLOSED:
+        return entry, entry
+    kept = ClosedSession.of(entry)
+    return kept.entry(), kept
+
+
+def _full(kept: SessionEntry | ClosedSession) -> SessionEntry:
+    return kept.entry() if isinstance(kept, ClosedSession) else kept
 
 
 def _rank(entry: SessionEntry) -> tuple[int, bool]:

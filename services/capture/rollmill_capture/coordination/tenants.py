@@ -94,7 +94,7 @@ class TenantUsage:
         return len(alive)
 
     def spec_bytes(self, tenant: Tenant) -> int:
-        """Of all sessions that are known, the closed ones too: every replica holds them."""
+        """Of all sessions that are known: every replica holds them. Of closed ones little is left."""
         return self._spec_bytes[tenant]
 
 

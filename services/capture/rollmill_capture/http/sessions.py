@@ -21,6 +21,7 @@ from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.topics import COMPLETIONS, SESSIONS
 from rollmill_capture.admission import Admission, NoCapacityError
 from rollmill_capture.bodies import parse_object, read_body
+from rollmill_capture.coordination.closed_session import spec_of_closed
 from rollmill_capture.coordination.tenants import QuotaExceededError, QuotaGuard, Tenant
 from rollmill_capture.errors import ApiError, json_response
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
@@ -85,9 +86,10 @@ class SessionApi:
         return json_response(self._with_access(entry), CREATED)
 
     async def show(self, request: Request) -> Response:
-        """For the tenant alone: the spec may hold what an agent is graded by."""
+        """For the tenant alone: the spec may hold what an agent is graded by. Of a closed session it is not kept."""
         entry = await self.resolver.tenants_session(request)
-        spec = self.resolver.sent_spec(entry).model_dump(mode="json")
+        is_open = entry.state is SessionState.OPEN
+        spec = self.resolver.sent_spec(entry).model_dump(mode="json") if is_open else None
         return json_response({**self._summary(entry), "opened_at": entry.opened_at, "spec": spec})
 
     async def close(self, request: Request) -> Response:
@@ -150,13 +152,13 @@ class SessionApi:
             raise ApiError(UNPROCESSABLE, str(error)) from error
 
     async def _reopen(self, known: SessionEntry, opening: OpenRequest) -> Response:
-        same = known.attempt == opening.attempt and opening.spec in (known.spec, self.resolver.sent_spec(known))
-        if same and known.state is SessionState.OPEN:
+        is_newest, is_closed = known.attempt == opening.attempt, known.state is SessionState.CLOSED
+        if is_newest and not is_closed and opening.spec in (known.spec, self.resolver.sent_spec(known)):
             if self.tokens.of(known) is None:
                 # Opened at another replica, or before a restart: the token is not known here any more.
                 known = await self._with_new_token(known)
             return json_response(self._with_access(known))
-        state = "with another spec" if not same else "and is closed"
+        state = "and is closed" if is_newest and is_closed else "with another spec"
         raise ApiError(
             409,
             f"session {self.resolver.name_of(known)!r}, attempt {known.attempt}, was opened {state}; choose another "
@@ -231,7 +233,9 @@ class SessionApi:
         event = self.unacknowledged.sent_before(
             SessionClosed(session_id=session_id, attempt=entry.attempt, at=self.clock.now(), **closing.fields)
         )
-        closed = entry.replace(state=SessionState.CLOSED, closing=closing.digest, closed_at=event.at)
+        closed = entry.replace(
+            state=SessionState.CLOSED, closing=closing.digest, closed_at=event.at, spec=spec_of_closed(entry.spec)
+        )
         await self._write(event, closed)
         self.metrics.count("sessions_closed", status=event.status.value)
         return closed

@@ -12,7 +12,7 @@ from chaos.stack import Stack
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import Cut
-from rollmill.ops.ledger.log_reader import KafkaRecord, Log
+from rollmill.runtime.kafka.log_reader import KafkaRecord, Log
 from rollmill.runtime.stream import InputRecord, Outputs
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.topics import BATCHES, CUTS, Topic

@@ -156,6 +156,12 @@ TOKENS = Row(
             thresholds=((1, RED),),
         ),
         Panel(
+            "Oldest pending token",
+            "Time since it was sampled. `rollmill ledger --oldest 10` names the sessions that wait longest.",
+            Unit.SECONDS,
+            (Target(f"max(rollmill_ledger_oldest_pending_seconds{{{OWN}}})", "oldest"),),
+        ),
+        Panel(
             "Dead letters by reason",
             "Records that the stages set aside.",
             Unit.RECORDS,

@@ -15,7 +15,7 @@ import httpx
 from chaos.stack import Stack
 from rollmill.ops.dlq import open_manager, read_letters
 from rollmill.ops.dlq.dead_letter import LetterState
-from rollmill.ops.ledger.log_reader import Log
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.topics import TRAJECTORIES
 

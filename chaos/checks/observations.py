@@ -14,7 +14,7 @@ from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import CompletionRecord, TokenDisposition
 from rollmill.ops.dlq import read_letters
-from rollmill.ops.ledger.log_reader import Log
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
 
 EXACTLY_ONCE = ("builder", "reward-merger", "batcher")

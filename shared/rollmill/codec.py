@@ -60,7 +60,7 @@ def decode(kind: Any, value: bytes | None, headers: Headers = ()) -> Any:
         raise PoisonRecordError("too_large", f"{len(value)} bytes, at most {MAX_BYTES} are read")
     if value.startswith(REFERENCE):
         raise PoisonRecordError("unredeemed", "the value is in object storage, and this is only a reference to it")
-    data = _parse(value, _content_type(value, headers))
+    data = parse(value, headers)
     try:
         return _adapter(kind).validate_python(data)
     except ValidationError as error:
@@ -76,7 +76,9 @@ def _content_type(value: bytes, headers: Headers) -> str:
     return JSON if value[:1] == b"{" else MSGPACK
 
 
-def _parse(value: bytes, content_type: str) -> Any:
+def parse(value: bytes, headers: Headers = ()) -> Any:
+    """What ``value`` says, before any model. Raises PoisonRecordError ``unknown_content_type`` or ``malformed``."""
+    content_type = _content_type(value, headers)
     try:
         if content_type == JSON:
             return orjson.loads(value)

@@ -25,12 +25,12 @@ from rollmill.models import (
 )
 from rollmill.ops.ledger import read_balance
 from rollmill.ops.ledger.batch_header import batch_header
-from rollmill.ops.ledger.log_reader import KafkaRecord, Log
 from rollmill.ops.replay import Plan, replay
 from rollmill.ops.replay.plan import settings_into
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.log_reader import KafkaRecord, Log
 from rollmill.settings import KafkaSettings, ServiceSettings
 from rollmill.testing.topic_log import produce, read, running
 from rollmill.topics import (

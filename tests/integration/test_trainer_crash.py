@@ -15,10 +15,10 @@ import pytest
 from rollmill.codec import decode
 from rollmill.models import Disposition, PolicyVersion, Rewound, TokenDisposition, outcome
 from rollmill.ops.ledger import Balance, Reconciliation
-from rollmill.ops.ledger.log_reader import Log
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.settings import KafkaSettings
 from rollmill.testing.samples.batches import SampleTrace, step_values
 from rollmill.topics import ACKS, BATCHES, OUTCOMES, Topic

@@ -10,12 +10,12 @@ from rollmill.codec import CONTENT_TYPE, decode, encode
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FencedError, InvalidInputError
 from rollmill.models import Disposition, Purpose, TokenDisposition, Trajectory, outcome
 from rollmill.ops.ledger import read_balance
-from rollmill.ops.ledger.log_reader import Log
 from rollmill.ops.ledger.pass_at_k import read_evals, report
 from rollmill.runtime.app import run
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.settings import KafkaSettings
 from rollmill.testing.samples.trajectories import sample_trace, sample_trajectory
 from rollmill.testing.topic_log import produce, read_all

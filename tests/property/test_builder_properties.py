@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from rollmill.codec import decode as decoded
 from rollmill.codec import encode as encoded
 from rollmill.models import CompletionRecord, SampledChoice, Trace, TraceTurn, Trajectory, expand
+from rollmill.models.sampled_tokens import captured_units
 from rollmill.testing.samples.sessions import session_of
 from rollmill.testing.simulation import END, PROFILES, World, decode, some_world, world_of
 from rollmill.testing.simulation.strategies import examples, worlds
@@ -27,7 +28,6 @@ from rollmill_builder.merging.per_request import PerRequestBuilder
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 from rollmill_builder.merging.sampled_calls import exclusion_reason, untrained_reason
 from rollmill_builder.sessions.token_accounting import account_tokens
-from rollmill_builder.storage.call_parts import captured_units
 
 Name = tuple[str, int]
 """A reply: completion id and choice."""

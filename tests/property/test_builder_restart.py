@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from rollmill.codec import decode, encode
 from rollmill.models import CompletionRecord, Disposition, Record, StrategySpec, TokenRange, Trajectory
+from rollmill.models.sampled_tokens import captured_units
 from rollmill.strategies import builder_registry
 from rollmill.testing.memory_task import MemoryTask
 from rollmill.testing.simulation import END, DeliveredEvents, deliver
 from rollmill.testing.simulation.strategies import examples, worlds
 from rollmill.topics import BUILT, COMPLETIONS, OUTCOMES
 from rollmill_builder.stage import BuilderStage, BuilderState
-from rollmill_builder.storage.call_parts import captured_units
 
 SPECS = [
     StrategySpec(strategy="prefix_merging"),

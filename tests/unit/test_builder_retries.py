@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmill.models import CallStatus, CompletionRecord, TokenRange, Trajectory
+from rollmill.models.sampled_tokens import captured_units
 from rollmill.testing.samples.sessions import choice, completion, session_of, user
 from rollmill.testing.simulation.strategies import examples, worlds
 from rollmill_builder.merging.per_request import PerRequestBuilder
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
 from rollmill_builder.sessions.token_accounting import account_tokens
-from rollmill_builder.storage.call_parts import captured_units
 
 PROMPT, ASK = (1, 2), [user("?")]
 FIRST, AGAIN = {"idempotency_key": "k1"}, {"idempotency_key": "k1", "client_retries": "1"}

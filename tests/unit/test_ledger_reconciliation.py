@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from rollmill.cli.ledger.console import ledger_table
 from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange, outcome
 from rollmill.ops.ledger import Balance, Reconciliation
+from rollmill.ops.ledger.unread_calls import UnreadCall, claimed_call
 
 V1, V2 = PolicyVersion(0, 1), PolicyVersion(0, 2)
 
@@ -166,3 +172,58 @@ def test_a_rule_that_drops_long_sessions_shows_by_length() -> None:
 def test_a_session_is_as_long_as_all_its_calls_together() -> None:
     found = balance(captured(unit(0, 200)), captured(unit(0, 200, completion="c2")), trained(unit(0, 200)))
     assert [(name, count) for name, count, _ in found.lengths()] == [("to_1024", 1)]
+
+
+def unread(*units: TokenRange, refused: str | None = None, at: float = 0.0) -> UnreadCall:
+    return UnreadCall("s1", 1, units, at, refused)
+
+
+def test_f13_an_unread_call_is_pending_until_its_capture_is_balanced() -> None:
+    accounts = Reconciliation()
+    accounts.book(captured(unit(0, 3)))
+    for until, pending in ((0, 3), (1, 0)):
+        found = accounts.balance(until=until, unread=[unread(unit(0, 3))]).total
+        assert (found.captured, found.pending, found.lost) == (3, pending, 3 - pending)
+
+
+def test_f13_a_refused_call_is_dead_lettered_unless_another_of_its_name_waits_or_was_captured() -> None:
+    letter = unread(unit(0, 5), refused="invalid")
+    assert dict(Reconciliation().balance(unread=[letter, letter]).total.dead_lettered) == {"invalid": 5}
+    waiting = Reconciliation().balance(unread=[unread(unit(0, 3)), letter]).total
+    assert (waiting.captured, waiting.pending, waiting.dead_lettered.total()) == (3, 3, 0)
+    accounts = Reconciliation()
+    accounts.book(captured(unit(0, 3)))
+    assert accounts.balance([holding(unit(0, 3))], unread=[letter]).total.captured == 3
+
+
+def test_f13_the_age_of_pending_tokens_is_that_of_the_first_one() -> None:
+    first, second = unread(unit(0, 3), at=20.0), unread(unit(0, 2, completion="c2"), at=10.0)
+    found = Reconciliation().balance(unread=[first, second, unread(unit(0, 1, completion="c3"))])
+    assert found.pending_since == 10.0
+    assert [(item.session_id, item.tokens, item.since) for item in found.oldest(5)] == [("s1", 6, 10.0)]
+    assert balance(captured(unit(0, 3)), trained(unit(0, 3))).pending_since is None
+
+
+@pytest.mark.parametrize(
+    ("record", "tokens"),
+    [
+        ({"choices": [{"token_ids": [1, 2], "logprobs": [0.0]}]}, 2),
+        ({"choices": [{"token_ids": b"\0" * 12, "logprobs": b"\0"}, {"index": -1, "token_ids": [1]}]}, 4),
+        ({"choices": "abc"}, 0),
+        ({"choices": [None, {"token_ids": 7}], "attempt": "x"}, 0),
+        ({"completion_id": "", "choices": [{"token_ids": [1]}]}, None),
+        ({"session_id": 7}, None),
+    ],
+)
+def test_f13_the_tokens_of_a_refused_call_are_counted_by_its_own_content(
+    record: dict[str, Any], tokens: int | None
+) -> None:
+    data = {"type": "completion", "session_id": "s", "completion_id": "c", **record}
+    found = claimed_call(data)
+    assert (None if found is None else sum(unit.tokens for unit in found.units)) == tokens
+    assert claimed_call([data]) is None
+
+
+def test_a_column_of_the_table_is_as_wide_as_its_widest_number() -> None:
+    table = ledger_table(balance(captured(unit(0, 10**12)), trained(unit(0, 10**12)))).splitlines()
+    assert len({len(line) for line in table[:3]}) == 1

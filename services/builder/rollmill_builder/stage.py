@@ -17,6 +17,7 @@ from rollmill.models import (
     SessionOpened,
     SessionStatus,
 )
+from rollmill.models.sampled_tokens import captured_units
 from rollmill.runtime.stream.processor import (
     InputRecord,
     OutputRecord,
@@ -45,7 +46,7 @@ from rollmill_builder.sessions.session_state import (
     session_key,
 )
 from rollmill_builder.sessions.task_resources import MemoryLimits, TaskResources
-from rollmill_builder.storage.call_parts import call_digest, captured_units, content_digest, id_hash
+from rollmill_builder.storage.call_parts import call_digest, content_digest, id_hash
 
 __all__ = ["BuilderStage", "BuilderState"]
 

@@ -1,8 +1,8 @@
 """The records on Kafka: calls, sessions, evaluations, batches, and what became of each token.
 
 One file per topic or part: `completion`, `session`, `specs` (what a session asks for), `spec_maxima` (the most that it
-may ask for), `trajectory`, `evaluation`, `batch`, `versions` (of policies), `token_accounting`, `dead_letter`,
-`extras`, `arrays`, `base`. Imports: nothing.
+may ask for), `trajectory`, `evaluation`, `batch`, `versions` (of policies), `token_accounting`,
+`sampled_tokens` (of a call), `dead_letter`, `extras`, `base`. Imports: nothing.
 
 Frozen pydantic models; token arrays are numpy arrays (`rollmill.models.base`). Nothing here does I/O.
 """

@@ -19,14 +19,13 @@ from rollmill.models import (
     TokenRange,
     VersionRuns,
 )
+from rollmill.models.sampled_tokens import counted_units, reply_units
 from rollmill_builder.merging.closed_session import ClosedSession
 from rollmill_builder.storage.call_parts import (
     SEPARATOR,
     Message,
-    counted_units,
     messages_of_text,
     parse_object,
-    reply_units,
 )
 from rollmill_builder.storage.call_store import CallContent
 from rollmill_builder.storage.trie import TOKEN_BYTES, TriePosition

@@ -10,13 +10,13 @@ import asyncio
 from rollmill.codec import MSGPACK, encode
 from rollmill.errors import FatalError
 from rollmill.models import CompletionSession, PolicyVersion, TokenRange, Trajectory, TrajectoryStatus
+from rollmill.models.sampled_tokens import captured_units
 from rollmill.strategies import BaseTrajectoryBuilder, StrategyRegistry, trajectory_of
 from rollmill.strategies.foreign_code import contained
 from rollmill_builder.merging.closed_session import ClosedSession, ClosedSessionBuilder, no_completions
 from rollmill_builder.merging.sampled_calls import by_reason
 from rollmill_builder.sessions.incremental_builder import IncrementalBuild, error_text
 from rollmill_builder.sessions.token_accounting import account_tokens
-from rollmill_builder.storage.call_parts import captured_units
 from rollmill_builder.storage.trie import TOKEN_BYTES
 
 PASSED_ON = (FatalError, KeyboardInterrupt, asyncio.CancelledError)

@@ -26,9 +26,9 @@ from rollmill.models import (
     VersionRun,
     append_run,
 )
+from rollmill.models.sampled_tokens import captured_units, reply_units
 from rollmill_builder.merging.closed_session import ClosedSession
 from rollmill_builder.merging.sampled_calls import by_reason, exclusion_reason, untrained_reason
-from rollmill_builder.storage.call_parts import captured_units, reply_units
 
 TRAINABLE_STATUSES = frozenset({"incomplete", "client_gone"})
 """Not trained by default; a custom builder may: the tokens and their log-probs are real."""

@@ -1,6 +1,6 @@
 """A call taken apart: token ids and texts, which repeat from call to call, and the rest, which is small.
 
-Beside it, what identifies a call (its digest) and what it adds to the account of tokens (its captured ranges).
+Beside it, what identifies a call: its digest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import orjson
 
 from rollmill.errors import PoisonRecordError
-from rollmill.models import CompletionRecord, Record, SampledChoice, TokenRange, dump_json
+from rollmill.models import CompletionRecord, Record, SampledChoice, dump_json
 from rollmill_builder.storage.trie import Bytes
 
 Message = dict[str, Any]
@@ -168,35 +168,6 @@ def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _changed(fields: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in default or value != default[name]}
-
-
-def reply_units(
-    record: CompletionRecord, choice: SampledChoice, start: int = 0, stop: int | None = None
-) -> Iterator[TokenRange]:
-    """Ranges of reply tokens ``start`` to ``stop`` (None: the end), split where the version changes."""
-    position = 0
-    for version, length in record.versions_of(choice):
-        low, high = max(position, start), position + length if stop is None else min(position + length, stop)
-        position += length
-        if low < high:
-            yield TokenRange(record.completion_id, choice.index, low, high, version or record.policy.before)
-
-
-def captured_units(record: CompletionRecord) -> tuple[TokenRange, ...]:
-    """All that a record holds: its replies' tokens, and the engine's own count where ids are missing (rule L1)."""
-    units = [unit for choice in record.choices for unit in reply_units(record, choice)]
-    return (*units, *counted_units(record))
-
-
-def counted_units(record: CompletionRecord) -> Iterator[TokenRange]:
-    """The tokens that the engine counted beyond those with ids in the record."""
-    without = [choice.index for choice in record.choices if choice.token_ids is None]
-    if record.usage_completion_tokens is None or (record.choices and not without):
-        return
-    known = sum(len(choice.token_ids) for choice in record.choices if choice.token_ids is not None)
-    if record.usage_completion_tokens > known:
-        index = min(without, default=0)
-        yield TokenRange(record.completion_id, index, 0, record.usage_completion_tokens - known, record.policy.before)
 
 
 def id_hash(completion_id: str) -> bytes:

@@ -16,6 +16,9 @@ def ledger(
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C or settled.")] = False,
     timeout: Annotated[float, typer.Option(help="Longest wait of --settle, in seconds.")] = 60.0,
     every: Annotated[float | None, typer.Option(help="Seconds between two looks; else 2 with --watch.")] = None,
+    oldest: Annotated[
+        int, typer.Option(min=0, help="Name so many sessions with pending tokens, the longest waiting first.")
+    ] = 0,
     metrics_port: Annotated[
         int | None,
         typer.Option(help="Serve the balance for Prometheus on this port instead of printing it, until SIGTERM."),
@@ -34,7 +37,7 @@ def ledger(
         on_kafka(settings, export(settings, metrics_host, metrics_port, 15.0 if every is None else every))
         return
     pause = every if every is not None else 2.0 if watch else 0.5
-    balance = on_kafka(settings, run(settings, LedgerOptions(as_json, settle, watch, timeout, pause)))
+    balance = on_kafka(settings, run(settings, LedgerOptions(as_json, settle, watch, timeout, pause, oldest)))
     raise SystemExit(0 if balance.balanced else 1)
 
 

@@ -67,6 +67,9 @@ def export_balance(balance: Balance, metrics: Metrics, *, at: float, seconds: fl
     for kind in ("lost", "doubled", "uncaptured"):
         metrics.gauge("ledger_imbalance_tokens", getattr(total, kind), kind=kind)
     metrics.gauge("ledger_unreadable_records", balance.unreadable)
+    metrics.gauge("ledger_uncounted_records", balance.uncounted)
+    since = balance.pending_since
+    metrics.gauge("ledger_oldest_pending_seconds", 0.0 if since is None else max(0.0, at - since))
     _by_length(metrics, balance)
     metrics.gauge("ledger_looked_timestamp_seconds", at)
     metrics.observe("ledger_look_seconds", seconds)

@@ -12,7 +12,7 @@ from rollmill.codec import CONTENT_TYPE, DEAD_LETTER, DEAD_LETTER_DECISION, JSON
 from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import DeadLetterInfo
 from rollmill.models.dead_letter import DeadLetterDecision
-from rollmill.ops.ledger.log_reader import Log
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.settings import KafkaSettings
 from rollmill.topics import DEAD_LETTERS
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from heapq import nsmallest
+from math import inf
 from typing import Any
 
 from rollmill.models import PolicyVersion
@@ -62,6 +64,20 @@ class Totals:
         }
 
 
+@dataclass(frozen=True)
+class PendingSession:
+    """An attempt of a session with tokens that are pending."""
+
+    session_id: str
+    attempt: int
+    tokens: int
+    since: float
+    """When the first of them was sampled, in seconds since the epoch."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 @dataclass
 class Balance:
     """The ledger at one moment."""
@@ -74,10 +90,33 @@ class Balance:
     """Attempts of sessions with captured tokens, by bucket."""
     unreadable: int = 0
     """Records of the topic ``outcomes`` that cannot be decoded; their tokens are in no number."""
+    uncounted: int = 0
+    """Records of ``completions`` that the builder has not read and the ledger cannot; their tokens are in no number."""
+    _waiting: dict[tuple[str, int], PendingSession] = field(default_factory=dict)
 
     @property
     def balanced(self) -> bool:
         return self.total.balanced and not self.unreadable
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is on its way."""
+        return not self.total.pending and not self.uncounted
+
+    @property
+    def pending_since(self) -> float | None:
+        """When the oldest pending token was sampled; None: nothing with a known time is pending."""
+        return min((item.since for item in self._waiting.values() if item.since), default=None)
+
+    def wait(self, session_id: str, attempt: int, tokens: int, since: float) -> None:
+        """Note that so many tokens of a session are pending. ``since`` 0.0: unknown."""
+        before = self._waiting.get((session_id, attempt), PendingSession(session_id, attempt, 0, since))
+        first = min(filter(None, (before.since, since)), default=0.0)
+        self._waiting[session_id, attempt] = PendingSession(session_id, attempt, before.tokens + tokens, first)
+
+    def oldest(self, count: int) -> list[PendingSession]:
+        """The sessions with tokens that have been pending for the longest time."""
+        return nsmallest(count, self._waiting.values(), key=lambda item: (item.since or inf, item.session_id))
 
     def of(self, version: PolicyVersion, bucket: str) -> tuple[Totals, ...]:
         """The totals that a token of ``version`` in a session of that length counts in."""
@@ -91,5 +130,10 @@ class Balance:
     def as_json(self) -> dict[str, Any]:
         versions = {str(version): totals.as_json() for version, totals in sorted(self.by_version.items())}
         lengths = {name: {"sessions": count, **totals.as_json()} for name, count, totals in self.lengths()}
-        state = {"unreadable": self.unreadable, "balanced": self.balanced}
+        state = {
+            "unreadable": self.unreadable,
+            "uncounted": self.uncounted,
+            "pending_since": self.pending_since,
+            "balanced": self.balanced,
+        }
         return {**self.total.as_json(), **state, "by_version": versions, "by_length": lengths}

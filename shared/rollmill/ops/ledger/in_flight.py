@@ -17,7 +17,7 @@ from rollmill.codec import Headers, decode, read_manifest
 from rollmill.errors import PoisonRecordError
 from rollmill.models import BatchHeader, Manifest, Rewound, StepAcknowledged, StepsResharded, TrainerEvent
 from rollmill.ops.ledger.batch_header import batch_header
-from rollmill.ops.ledger.log_reader import KafkaRecord, Log
+from rollmill.runtime.kafka.log_reader import KafkaRecord, Log
 from rollmill.runtime.stream.changelog import POSITION
 from rollmill.topics import (
     ACKS,
@@ -34,9 +34,10 @@ INTERNAL = "!"
 """Begins the changelog keys that are the engine's own."""
 
 
-async def in_flight(log: Log) -> AsyncIterator[Manifest]:
+async def in_flight(log: Log, builder: BuilderState) -> AsyncIterator[Manifest]:
     """Manifests of everything that is in flight in a stage or in a step."""
-    async for manifest in _stage(log, STATE_BUILDER, None):
+    await builder.follow(log)
+    for manifest in tuple(builder.state.live.values()):
         yield manifest
     async for manifest in _stage(log, STATE_REWARD_MERGER, BUILT):
         yield manifest
@@ -85,18 +86,30 @@ def manifest_of(record: KafkaRecord) -> Manifest | None:
     return read_manifest(headers)
 
 
-async def _stage(log: Log, changelog: Topic, source: Topic | None) -> AsyncIterator[Manifest]:
+@dataclass
+class BuilderState:
+    """The builder's state, followed from look to look."""
+
+    state: StageState = field(default_factory=StageState)
+    _positions: Mapping[int, int] | None = None
+
+    async def follow(self, log: Log) -> None:
+        async for record in log.read(STATE_BUILDER, self._positions):
+            self.state.take(record)
+        self._positions = await log.positions()
+
+
+async def _stage(log: Log, changelog: Topic, source: Topic) -> AsyncIterator[Manifest]:
     """What is in a stage's state, then what is at or beyond its position in ``source``."""
     state = StageState()
     async for record in log.read(changelog):
         state.take(record)
     for manifest in state.in_flight() if changelog is STATE_REWARD_MERGER else state.live.values():
         yield manifest
-    if source is not None:
-        async for record in log.read(source, state.starts(source)):
-            waiting = manifest_of(record)
-            if waiting is not None:
-                yield waiting
+    async for record in log.read(source, state.starts(source)):
+        waiting = manifest_of(record)
+        if waiting is not None:
+            yield waiting
 
 
 @dataclass

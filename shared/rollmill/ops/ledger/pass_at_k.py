@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import PolicyVersion, Purpose, Trajectory
-from rollmill.ops.ledger.log_reader import Log
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.settings import KafkaSettings
 from rollmill.topics import TRAJECTORIES
 

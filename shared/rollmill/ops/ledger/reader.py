@@ -13,11 +13,13 @@ from rollmill.codec import decode
 from rollmill.errors import PoisonRecordError
 from rollmill.models import Rewound, StepAcknowledged, StepsResharded, TokenDisposition, TrainerEvent
 from rollmill.ops.ledger.balance import Balance
-from rollmill.ops.ledger.in_flight import in_flight
-from rollmill.ops.ledger.log_reader import Log
+from rollmill.ops.ledger.in_flight import BuilderState, in_flight
 from rollmill.ops.ledger.reconciliation import Reconciliation
+from rollmill.ops.ledger.unread_calls import RefusedCalls, UnreadCalls
+from rollmill.runtime.claim_check import ClaimCheck
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.settings import KafkaSettings
-from rollmill.topics import ACKS, OUTCOMES
+from rollmill.topics import ACKS, COMPLETIONS, OUTCOMES
 
 PAUSE_SECONDS = 0.5
 
@@ -27,28 +29,37 @@ class LedgerReader:
     """Looks at a prefix. Outcomes that an earlier look has booked are not read again."""
 
     settings: KafkaSettings
-    takes: Callable[[TokenDisposition], bool] = lambda _outcome: True
-    """Whether the outcome's session is balanced at all."""
+    takes: Callable[[str, int], bool] = lambda _session_id, _attempt: True
+    """Whether an attempt of a session is balanced at all."""
     _reconciliation: Reconciliation = field(default_factory=Reconciliation)
     _positions: Mapping[int, int] | None = None
     _unreadable: int = 0
+    _builder: BuilderState = field(default_factory=BuilderState)
+
+    def __post_init__(self) -> None:
+        claim_check = ClaimCheck.of(self.settings)
+        self._unread, self._refused = UnreadCalls(claim_check), RefusedCalls(claim_check)
 
     async def look(self) -> Balance:
         """The balance now. Exact on a running system, too.
 
-        Tokens captured when the reading begins are balanced: first the outcomes are read, then what is in flight, then
-        the outcomes that came meanwhile, for a token has either been seen in flight or has its
-        disposition.
+        Tokens that were in the log when the reading begins are balanced: first the calls that the builder has not
+        read, then the outcomes, then what is in flight, then the outcomes that came meanwhile. So a token has been
+        seen unread, has been seen in flight, or has its disposition.
         """
         async with Log.open(self.settings) as log:
+            await self._builder.follow(log)
+            waiting = await self._unread.look(log, self._builder.state.starts(COMPLETIONS))
             await self._book(log)
             seen = self._reconciliation.booked
-            manifests = [manifest async for manifest in in_flight(log)]
+            manifests = [manifest async for manifest in in_flight(log, self._builder)]
+            refused = await self._refused.look(log)
             await self._book(log)
             # Last, because a rewind is written before what is trained again.
             rewound = await read_rewound(log)
-        balance = self._reconciliation.balance(manifests, rewound, until=seen)
-        balance.unreadable = self._unreadable
+        unread = [call for call in (*waiting, *refused) if self.takes(call.session_id, call.attempt)]
+        balance = self._reconciliation.balance(manifests, rewound, until=seen, unread=unread)
+        balance.unreadable, balance.uncounted = self._unreadable, self._unread.uncounted
         return balance
 
     async def _book(self, log: Log) -> None:
@@ -62,7 +73,7 @@ class LedgerReader:
         self._positions = await log.positions()
 
     def _take(self, outcome: TokenDisposition) -> None:
-        if self.takes(outcome):
+        if self.takes(outcome.session_id, outcome.attempt):
             self._reconciliation.book(outcome)
 
 
@@ -80,10 +91,10 @@ async def balances(settings: KafkaSettings, pause: float = PAUSE_SECONDS) -> Asy
 
 
 async def settled_balance(settings: KafkaSettings, timeout: float = 60.0) -> Balance:  # noqa: ASYNC109  # no cancelling
-    """The balance once nothing is pending, or as it is after ``timeout`` seconds."""
+    """The balance once nothing is on its way, or as it is after ``timeout`` seconds."""
     until = time.monotonic() + timeout
     async for balance in balances(settings):
-        if not balance.total.pending or time.monotonic() >= until:
+        if balance.settled or time.monotonic() >= until:
             return balance
     raise RuntimeError("looking at the ledger has no end of its own")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import MappingProxyType
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from rollmill.models import Disposition, Manifest, PolicyVersion, TokenDisposition, TokenRange
 from rollmill.ops.ledger.balance import Balance, Totals, bucket_of
-
-T = TypeVar("T")
+from rollmill.ops.ledger.token_ranges import Ranges
+from rollmill.ops.ledger.unread_calls import UnreadCall
 
 
 class Reply(NamedTuple):
@@ -34,6 +33,8 @@ class Entry(NamedTuple):
     """Of the trainer's outcomes."""
     number: int = 0
     """Counts the outcomes in the order of booking."""
+    at: float = 0.0
+    """Time of the outcome's cause, in seconds since the epoch; 0.0: unknown."""
 
 
 class History(NamedTuple):
@@ -50,6 +51,10 @@ class History(NamedTuple):
     @property
     def version(self) -> PolicyVersion:
         return (self.captures or self.entries)[0].version
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.captures) and self.in_flight and _fate(self.entries) is None
 
 
 IN_FLIGHT = None
@@ -80,7 +85,7 @@ class Reconciliation:
         if self._is_repeat(outcome):
             return
         for unit in outcome.units:
-            entry = Entry(outcome.disposition, unit.version, outcome.reason, outcome.batch_id, self.booked)
+            entry = Entry(outcome.disposition, unit.version, outcome.reason, outcome.batch_id, self.booked, outcome.at)
             self._range(outcome.session_id, outcome.attempt, unit).mark(unit.start, unit.stop, entry)
 
     def _is_repeat(self, outcome: TokenDisposition) -> bool:
@@ -96,29 +101,72 @@ class Reconciliation:
         return repeat
 
     def balance(
-        self, in_flight: Iterable[Manifest] = (), rewound: Mapping[str, int] = NEVER, *, until: int | None = None
+        self,
+        in_flight: Iterable[Manifest] = (),
+        rewound: Mapping[str, int] = NEVER,
+        *,
+        until: int | None = None,
+        unread: Iterable[UnreadCall] = (),
     ) -> Balance:
         """The balance, given the manifests of what is in flight: records, state and steps not acknowledged.
 
         ``rewound``: how often trainers took back a batch that they had acknowledged. So many of its outcomes are void:
         the lineage of the loaded checkpoint counts (rule R3). ``until``: tokens captured by a later outcome than
-        that many are not balanced yet, for they were not captured when the tokens in flight were read.
+        that many are not balanced yet, for they were not captured when the tokens in flight were read. ``unread``:
+        calls that the builder had not accepted then; those that wait come before those that were refused.
         """
         manifests = _by_reply(in_flight)
+        replies = {**self._replies, **self._not_accepted(unread, until)}
         found = [
             (reply, history)
-            for reply, ranges in self._replies.items()
+            for reply, ranges in replies.items()
             for history in _histories(_with_in_flight(ranges, manifests.get(reply, ())), rewound, until)
         ]
         lengths = _lengths(found)
         balance = Balance(sessions=Counter(bucket_of(tokens) for tokens in lengths.values()))
         for reply, history in found:
             _count_history(balance.of(history.version, bucket_of(lengths[reply.session_id, reply.attempt])), history)
+            if history.pending:
+                balance.wait(reply.session_id, reply.attempt, history.tokens, history.captures[0].at)
         return balance
+
+    def _not_accepted(self, calls: Iterable[UnreadCall], until: int | None) -> dict[Reply, Ranges[Mark]]:
+        """Replies without a capture up to ``until``, as if they were captured: of each the first call counts."""
+        first: dict[Reply, UnreadCall] = {}
+        found: dict[Reply, Ranges[Mark]] = {}
+        for call in calls:
+            for unit in call.units:
+                reply = Reply(call.session_id, call.attempt, unit.completion_id, unit.choice)
+                captured = self._captured_at(reply)
+                if first.setdefault(reply, call) is not call or _is_balanced(captured, until):
+                    continue
+                waits = call.refused is None or captured is not None
+                for mark in _as_captured(unit, call, waits=waits):
+                    found.setdefault(reply, Ranges()).mark(unit.start, unit.stop, mark)
+        return found
+
+    def _captured_at(self, reply: Reply) -> int | None:
+        """Number of the outcome that captured it first; None: nothing of it was captured."""
+        ranges = self._replies.get(reply)
+        marks = () if ranges is None else ranges.marks()
+        numbers = (mark.number for mark in marks if mark is not None and mark.disposition is Disposition.CAPTURED)
+        return min(numbers, default=None)
 
     def _range(self, session_id: str, attempt: int, unit: TokenRange) -> Ranges[Mark]:
         reply = Reply(session_id, attempt, unit.completion_id, unit.choice)
         return self._replies.setdefault(reply, Ranges())
+
+
+def _is_balanced(captured: int | None, until: int | None) -> bool:
+    """Whether the outcome that captured a reply is one of those that the balance is of."""
+    return captured is not None and (until is None or captured <= until)
+
+
+def _as_captured(unit: TokenRange, call: UnreadCall, *, waits: bool) -> tuple[Mark, ...]:
+    capture = Entry(Disposition.CAPTURED, unit.version, at=call.at)
+    if waits:
+        return capture, IN_FLIGHT
+    return capture, Entry(Disposition.DEAD_LETTERED, unit.version, call.refused, at=call.at)
 
 
 def _by_reply(in_flight: Iterable[Manifest]) -> dict[Reply, list[TokenRange]]:
@@ -217,41 +265,3 @@ def _count(totals: Totals, fate: Entry | None, tokens: int, *, in_flight: bool) 
         totals.excluded[fate.reason or "unknown"] += tokens
     else:
         totals.dead_lettered[fate.reason or "unknown"] += tokens
-
-
-@dataclass(frozen=True)
-class Segment(Generic[T]):
-    """Tokens ``start`` to ``stop`` (exclusive), which all of ``marks`` cover, in the order in which they were set."""
-
-    start: int
-    stop: int
-    marks: tuple[T, ...]
-
-    @property
-    def tokens(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass
-class Ranges(Generic[T]):
-    """Marks on ranges; `segments` yields the pieces within which every mark holds or none does."""
-
-    _marks: list[tuple[int, int, T]] = field(default_factory=list)
-
-    def mark(self, start: int, stop: int, mark: T) -> None:
-        if start < stop:
-            self._marks.append((start, stop, mark))
-
-    def copy(self) -> Ranges[T]:
-        return Ranges(list(self._marks))
-
-    def segments(self) -> Iterator[Segment[T]]:
-        edges = _edges(self._marks)
-        for start, stop in pairwise(edges):
-            marks = tuple(mark for low, high, mark in self._marks if low <= start and stop <= high)
-            if marks:
-                yield Segment(start, stop, marks)
-
-
-def _edges(marks: Iterable[tuple[int, int, object]]) -> list[int]:
-    return sorted({edge for start, stop, _ in marks for edge in (start, stop)})

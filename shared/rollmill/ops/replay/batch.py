@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from rollmill.models import EndOfStream, StepAcknowledged
-from rollmill.ops.ledger.log_reader import Log
 from rollmill.ops.replay.input_records import readable, records
 from rollmill.ops.replay.plan import Plan
 from rollmill.ops.replay.stages import settings_of, stage_of
 from rollmill.ops.replay.timeline import InputKind, TimedInput, in_time_order, merged, rewarded_at, slices
 from rollmill.ops.replay.trainer_stub import TrainerStub
 from rollmill.ops.replay.writer import TaskDriver, Writer
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.stream.processor import InputRecord
 from rollmill.topics import ACKS, POLICIES, TRAJECTORIES

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rollmill.ops.ledger.log_reader import Log
 from rollmill.ops.replay.input_records import records
 from rollmill.ops.replay.plan import Plan
 from rollmill.ops.replay.selection import Selection
 from rollmill.ops.replay.stages import settings_of, stage_of
 from rollmill.ops.replay.writer import TaskDriver, Writer
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.topics import COMPLETIONS
 
 BUILDER = "builder"

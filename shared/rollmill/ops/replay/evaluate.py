@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 from rollmill.codec import CONTENT_TYPE, JSON
 from rollmill.models import Evaluation, Trajectory
-from rollmill.ops.ledger.log_reader import Log
 from rollmill.ops.replay.input_records import readable, records
 from rollmill.ops.replay.plan import Plan
 from rollmill.ops.replay.selection import SessionAttempt
 from rollmill.ops.replay.stages import grader_of, settings_of
 from rollmill.ops.replay.writer import Writer
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.runtime.kafka.transaction import ProducerRecord
 from rollmill.runtime.stream.processor import InputRecord
 from rollmill.topics import BUILT, EVALUATIONS, partition_of

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from rollmill.errors import PoisonRecordError
-from rollmill.ops.ledger.log_reader import Log
 from rollmill.runtime.claim_check import ClaimCheck
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.runtime.stream.processor import InputRecord
 from rollmill.runtime.stream.task_consumer import resolved
 from rollmill.topics import Topic

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rollmill.models import Evaluation, Trajectory
-from rollmill.ops.ledger.log_reader import Log
 from rollmill.ops.replay.input_records import readable, records
 from rollmill.ops.replay.plan import Plan
 from rollmill.ops.replay.selection import SessionAttempt
 from rollmill.ops.replay.stages import settings_of, stage_of
 from rollmill.ops.replay.writer import TaskDriver, Writer
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.runtime.stream.processor import InputRecord
 from rollmill.topics import BUILT, EVALUATIONS
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from aiokafka import TopicPartition
 
 from rollmill.errors import InvalidInputError
-from rollmill.ops.ledger.log_reader import Log
 from rollmill.ops.replay.batch import BATCHER, batch
 from rollmill.ops.replay.build import BUILDER, build
 from rollmill.ops.replay.comparison import Comparison
@@ -19,6 +18,7 @@ from rollmill.ops.replay.summary import summarize
 from rollmill.ops.replay.writer import open_writer
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.settings import KafkaSettings
 from rollmill.topics import REGISTRY
 

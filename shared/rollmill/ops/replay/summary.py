@@ -12,9 +12,9 @@ import numpy as np
 from rollmill.models import BatchHeader, Trajectory
 from rollmill.ops.ledger import Balance, LedgerReader
 from rollmill.ops.ledger.batch_header import batch_header
-from rollmill.ops.ledger.log_reader import Log
 from rollmill.ops.replay.input_records import readable, records
 from rollmill.ops.replay.selection import SessionAttempt
+from rollmill.runtime.kafka.log_reader import Log
 from rollmill.settings import KafkaSettings
 from rollmill.topics import BATCHES, TRAJECTORIES
 
@@ -126,7 +126,7 @@ def _spread(values: list[int]) -> dict[str, float | None]:
 
 async def summarize(settings: KafkaSettings, sessions: set[SessionAttempt]) -> Summary:
     """The summary of a prefix. Only ``sessions`` count, except that a step with one of them counts as a whole."""
-    ledger = LedgerReader(settings, lambda outcome: (outcome.session_id, outcome.attempt) in sessions)
+    ledger = LedgerReader(settings, lambda session_id, attempt: (session_id, attempt) in sessions)
     summary = Summary(await ledger.look())
     async with Log.open(settings) as log:
         async for record in records(log, TRAJECTORIES):

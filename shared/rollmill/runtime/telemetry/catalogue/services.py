@@ -183,6 +183,18 @@ LEDGER_METRICS = (
     _gauge(LEDGER, "ledger_unreadable_records", "records", "Records of the topic outcomes that cannot be read."),
     _gauge(
         LEDGER,
+        "ledger_uncounted_records",
+        "records",
+        "Records of completions that the builder has not read and the ledger cannot: their tokens are in no number.",
+    ),
+    _gauge(
+        LEDGER,
+        "ledger_oldest_pending_seconds",
+        "seconds",
+        "Age of the oldest pending token, since it was sampled; 0 where nothing is pending.",
+    ),
+    _gauge(
+        LEDGER,
         "ledger_length_tokens",
         "tokens",
         "Captured tokens by disposition and by length of their session: a rule that drops long sessions shows here.",

@@ -18,7 +18,7 @@ from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.stream.runner import run_stages
-from rollmill.runtime.stream.task import TaskTools
+from rollmill.runtime.stream.task_tools import TaskTools
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics

@@ -18,8 +18,9 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.stream import InputRecord, OutputRecord, Outputs, Processor, StateUpdate, StateView, TaskLocal
 from rollmill.runtime.stream.runner import run_stages
-from rollmill.runtime.stream.task import Task, TaskTools
+from rollmill.runtime.stream.task import Task
 from rollmill.runtime.stream.task_identity import task_identity
+from rollmill.runtime.stream.task_tools import TaskTools
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics

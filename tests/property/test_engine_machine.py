@@ -37,8 +37,9 @@ from rollmill.runtime.stream import (
 from rollmill.runtime.stream.batch_processor import BatchProcessor
 from rollmill.runtime.stream.changelog import OWNER, POSITION, Position
 from rollmill.runtime.stream.state import TaskState
-from rollmill.runtime.stream.task import Task, TaskTools
+from rollmill.runtime.stream.task import Task
 from rollmill.runtime.stream.task_identity import TaskIdentity, task_identity
+from rollmill.runtime.stream.task_tools import TaskTools
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics

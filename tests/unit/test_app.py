@@ -11,7 +11,7 @@ from rollmill.errors import ConfigurationError, FatalError, FencedError, Retryab
 from rollmill.runtime.app import exit_code
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.stream.runner import run_stages
-from rollmill.runtime.stream.task import TaskTools
+from rollmill.runtime.stream.task_tools import TaskTools
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics

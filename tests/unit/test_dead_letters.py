@@ -106,6 +106,7 @@ CLIENTS_REASONS = {
     "tombstone",
     "too_large",
     "too_many_evaluations",
+    "too_old",
     "unknown_content_type",
     "unknown_rank",
     "unknown_step",
@@ -114,6 +115,8 @@ CLIENTS_REASONS = {
     "wrong_partition",
 }
 """What the content of a record alone can cause, written by whoever may write to a topic."""
+OPERATORS_REASONS = {"set_aside", "skipped"}
+"""What a person has decided."""
 
 
 def reasons_in_the_code() -> set[str]:
@@ -131,7 +134,7 @@ def reasons_in_the_code() -> set[str]:
 
 
 def test_f2_every_reason_in_the_code_has_its_class() -> None:
-    assert reasons_in_the_code() == CLIENTS_REASONS | OWN_FAULTS
+    assert reasons_in_the_code() == CLIENTS_REASONS | OPERATORS_REASONS | OWN_FAULTS
     assert not CLIENTS_REASONS & OWN_FAULTS
     assert all(PoisonRecordError(reason, "").own_fault for reason in OWN_FAULTS)
-    assert not any(PoisonRecordError(reason, "").own_fault for reason in CLIENTS_REASONS)
+    assert not any(PoisonRecordError(reason, "").own_fault for reason in CLIENTS_REASONS | OPERATORS_REASONS)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pwd
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import Any
 
 import typer
 
+from rollmill.cli.options import this_user
 from rollmill.cli.tail import abbreviate
 from rollmill.cli.timestamps import iso, parse_time
 from rollmill.codec import Headers, decode, read_manifest
@@ -104,7 +103,7 @@ async def decide(settings: KafkaSettings, wanted: LetterFilter, options: Decisio
         letters = select_letters(await read_letters(settings), wanted)
         typer.echo("\n".join(_line(letter, f"would {options.action}") for letter in letters) or "no dead letters")
         return
-    async with open_manager(settings, SystemClock(), options.by or _user()) as manager:
+    async with open_manager(settings, SystemClock(), options.by or this_user()) as manager:
         letters = select_letters(manager.letters, wanted)
         for letter in letters:
             refusal = await _apply(manager, letter.number, options)
@@ -121,14 +120,6 @@ async def _apply(manager: DeadLetterManager, number: LetterNumber, options: Deci
 
 def _line(letter: DeadLetter, action: str) -> str:
     return f"{action}: {letter.number} ({letter.info.reason}), from {letter.source}, {letter.size} bytes"
-
-
-def _user() -> str:
-    """Of this process; the environment is not asked."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return f"uid {os.getuid()}"
 
 
 def letter_json(letter: DeadLetter) -> dict[str, Any]:

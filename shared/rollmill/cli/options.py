@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pwd
 from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
 
@@ -61,3 +63,11 @@ def json_object(text: str | None) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise InvalidInputError(f"a JSON object is expected, not {text}")
     return found
+
+
+def this_user() -> str:
+    """Of this process; the environment is not asked."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"

@@ -28,7 +28,7 @@ from rollmill.runtime.kafka.client_cancellation import without_client_cancellati
 from rollmill.runtime.kafka.clients import KafkaClients, faststream_broker
 from rollmill.runtime.stream.processor import Processor
 from rollmill.runtime.stream.runner import run_stages
-from rollmill.runtime.stream.task import TaskTools
+from rollmill.runtime.stream.task_tools import TaskTools
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.runtime.telemetry.health import Health, HealthServer
 from rollmill.runtime.telemetry.logging import configure_logging

@@ -16,7 +16,7 @@ from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.global_table import GlobalTable
 from rollmill.runtime.stream.processor import Processor
 from rollmill.runtime.stream.runner import run_stages
-from rollmill.runtime.stream.task import TaskTools
+from rollmill.runtime.stream.task_tools import TaskTools
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics

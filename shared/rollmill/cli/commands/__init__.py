@@ -1,15 +1,15 @@
 """``rollmill``: the commands and their options, a file per group of commands, assembled here.
 
 services (up), sessions (exec, reward, inspect), accounting (ledger, evals), topics (topics, tail, schemas), dlq,
-maintenance (batches, blobs), replay. These files define options and messages only: what a command does is imported
-from `rollmill.cli`, `rollmill.ops` and `rollmill.runtime` when it runs, so that ``rollmill --help`` is quick.
+tasks, maintenance (batches, blobs), replay. These files define options and messages only: what a command does is
+imported from `rollmill.cli`, `rollmill.ops` and `rollmill.runtime` when it runs, so that ``rollmill --help`` is quick.
 """
 
 from __future__ import annotations
 
 import typer
 
-from rollmill.cli.commands import accounting, dlq, maintenance, replay, services, sessions, topics
+from rollmill.cli.commands import accounting, dlq, maintenance, replay, services, sessions, tasks, topics
 from rollmill.errors import EXIT_FATAL, FatalError, RollmillError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="From an agent's model calls to training batches.")
@@ -26,6 +26,7 @@ app.command("tail")(topics.tail)
 app.command("inspect")(sessions.inspect)
 app.command("ledger")(accounting.ledger)
 app.command("schemas")(topics.schemas)
+app.add_typer(tasks.app, name="tasks")
 
 
 @app.command()

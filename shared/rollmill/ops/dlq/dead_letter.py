@@ -13,6 +13,7 @@ from rollmill.errors import InvalidInputError, PoisonRecordError
 from rollmill.models import DeadLetterInfo
 from rollmill.models.dead_letter import DeadLetterDecision
 from rollmill.runtime.kafka.log_reader import Log
+from rollmill.runtime.stream.task_stop import SKIPPED
 from rollmill.settings import KafkaSettings
 from rollmill.topics import DEAD_LETTERS
 
@@ -64,7 +65,9 @@ class DeadLetter:
 
     @property
     def state(self) -> LetterState:
-        return LetterState(self.decisions[-1].decision) if self.decisions else LetterState.OPEN
+        if self.decisions:
+            return LetterState(self.decisions[-1].decision)
+        return LetterState.DROPPED if self.info.reason == SKIPPED else LetterState.OPEN
 
     @property
     def source(self) -> str:

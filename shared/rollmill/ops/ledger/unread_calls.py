@@ -32,11 +32,11 @@ class UnreadCall(NamedTuple):
 
 @dataclass
 class UnreadCalls:
-    """What lies beyond the builder's position. What an earlier look has read is not read again."""
+    """What is beyond the builder's position. What an earlier look has read is not read again."""
 
     claim_check: ClaimCheck
     uncounted: int = 0
-    """Records among them whose tokens cannot be counted, for what they hold cannot be read."""
+    """Records among them with tokens that cannot be counted, for what they hold cannot be read."""
     _found: dict[tuple[int, int], UnreadCall | None] = field(default_factory=dict)
     """By partition and offset; None: unreadable."""
     _ends: Mapping[int, int] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class RefusedCalls:
             value = await self.claim_check.resolve(record.value)
             return claimed_call(parse(value or b"", headers))
         except PoisonRecordError:
-            return None  # bytes that nobody can read: there is no token in them to count
+            return None  # no token can be counted in bytes that cannot be read
 
 
 def call_of(record: CompletionRecord) -> UnreadCall:

@@ -18,6 +18,7 @@ from rollmill.runtime.stream.processor import InputRecord, Outputs, Processor, T
 from rollmill.runtime.stream.producer_records import changelog_producer_record, producer_record
 from rollmill.runtime.stream.state import TaskState, origin_of
 from rollmill.runtime.stream.task_identity import TaskIdentity
+from rollmill.runtime.stream.task_stop import TaskDecision
 from rollmill.settings import ServiceSettings
 from rollmill.strategies.foreign_code import contained
 
@@ -67,6 +68,8 @@ class BatchProcessor(Generic[V]):
         self.state = TaskState.of(stage, self.local)
         self.budget = self._settled = DeadLetterBudget(settings.dead_letter_limit, settings.dead_letter_leak)
         self._quarantined: dict[tuple[str, int], str] = {}
+        self._decided: dict[tuple[str, int], PoisonRecordError] = {}
+        """Records that an operator has put aside, until the task is past them."""
         self._letters_made: set[tuple[str, int]] = set()
         """Since the last commit: where outputs are refused although one was made, the letter itself was."""
 
@@ -104,6 +107,16 @@ class BatchProcessor(Generic[V]):
     def quarantine(self, slot: str, offset: int, error: str) -> None:
         """Make this record a dead letter when it is read again: the broker refused its outputs for good."""
         self._quarantined[slot, offset] = error
+
+    def decide(self, decision: TaskDecision | None) -> None:
+        """What an operator has decided about a record; None: nothing."""
+        self._decided.clear()
+        if decision is None:
+            return
+        if decision.refusal is None:
+            self.budget = replace(self.budget, level=0.0, keys=())
+        else:
+            self._decided[decision.slot, decision.offset] = decision.refusal
 
     def process(self, batch: TransactionBatch, record: InputRecord, slot: str, topic_index: int) -> None:
         """Add one record's outputs to ``batch`` and state. Raises FatalError over the dead-letter limit.
@@ -150,6 +163,8 @@ class BatchProcessor(Generic[V]):
         refused = self._quarantined.pop((slot, record.offset), None)
         if refused is not None:
             raise PoisonRecordError("outputs_refused", refused)
+        if (decided := self._decided.get((slot, record.offset))) is not None:
+            raise decided
         with contained():
             return self._stage.process(self.state, record, self.local)
 

@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from rollmill.models import dump_json
 from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.stream.task_stop import NOTES
 
 OWNER = "!owner"
 POSITION = "!position"
@@ -50,6 +51,8 @@ class ChangelogScan:
     """Every owner record, in order: ``<process>.<epoch>``."""
     position: Position | None = None
     next_offset: int = 0
+    notes: dict[str, bytes | None] = field(default_factory=dict)
+    """Why the task stopped, and what was decided: the newest record of each, undecoded."""
     live: dict[bytes, bytes] = field(default_factory=dict)
     """Payloads by changelog key, both undecoded: most of what is read is superseded later."""
 
@@ -68,6 +71,8 @@ class ChangelogScan:
             self.owners.append(value.decode())
         elif key == POSITION:
             self.position = None if value is None else Position.decode(value)
+        elif key in NOTES:
+            self.notes[key] = value
 
 
 class ChangelogReader:

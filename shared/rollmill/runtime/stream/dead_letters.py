@@ -86,7 +86,14 @@ class Fault:
 
 
 class DeadLetterLimitError(FatalError):
-    """One more fault would exceed the limit. Its record is not processed; what came before it is to be committed."""
+    """One more fault would exceed the limit. Its record is not processed; what came before it is to be committed.
+
+    ``cause``: the fault.
+    """
+
+    def __init__(self, message: str, cause: PoisonRecordError) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class DeadLetterBudget:
         if key in self.keys:
             return replace(self, faults=faults)
         if self.level + 1 > self.limit:
-            raise DeadLetterLimitError(_over_limit(self.limit, faults))
+            raise DeadLetterLimitError(_over_limit(self.limit, faults), error)
         return replace(self, level=self.level + 1, keys=(*self.keys, key)[-MAX_KEYS:], faults=faults)
 
 
@@ -133,5 +140,5 @@ def _over_limit(limit: int, faults: tuple[Fault, ...]) -> str:
     return (
         f"more than {limit} dead letters in hand by faults of this service: {', '.join(map(str, faults))} since this "
         "process started. The last one is not set aside; those before it are in the topic dead-letters (`rollmill dlq "
-        "list`). Correct the cause, and start again; a higher dead_letter_limit lets the task continue"
+        "list`). Correct the cause and start again, or let the task go on with `rollmill tasks`"
     )

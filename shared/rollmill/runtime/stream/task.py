@@ -7,17 +7,17 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import structlog
 from aiokafka import AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
+from rollmill.codec import JSON, encode
 from rollmill.errors import FatalError, FencedError
 from rollmill.runtime.claim_check import ClaimCheck
-from rollmill.runtime.failpoints import Failpoint, Failpoints
-from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.failpoints import Failpoint
 from rollmill.runtime.kafka.transaction import (
     ProducerRecord,
     Transaction,
@@ -33,10 +33,8 @@ from rollmill.runtime.stream.processor import Processor, TaskContext
 from rollmill.runtime.stream.task_consumer import TaskConsumer
 from rollmill.runtime.stream.task_identity import TaskIdentity
 from rollmill.runtime.stream.task_metrics import TaskMetrics
-from rollmill.runtime.telemetry.clock import Clock
-from rollmill.runtime.telemetry.health import Health
-from rollmill.runtime.telemetry.metrics import Metrics
-from rollmill.settings import ServiceSettings
+from rollmill.runtime.stream.task_stop import DECISION, NOTES, STOPPED, StopNotes, stop_note
+from rollmill.runtime.stream.task_tools import TaskTools
 
 V = TypeVar("V")
 
@@ -46,18 +44,6 @@ MAX_TRANSACTION = 32 * 2**20
 """Output bytes after which polled records are committed in parts."""
 REFUSALS_BEFORE_ISOLATION = 2
 MAX_BACKOFF = 15.0
-
-
-@dataclass(frozen=True)
-class TaskTools:
-    """What a task needs from its process."""
-
-    settings: ServiceSettings
-    clients: KafkaClients
-    clock: Clock
-    metrics: Metrics
-    health: Health
-    failpoints: Failpoints = field(default_factory=Failpoints)
 
 
 class Task(Generic[V]):
@@ -77,7 +63,7 @@ class Task(Generic[V]):
         self._changelog = ChangelogReader(tools.clients, identity.changelog, tools.settings.deadline_seconds)
         self._changelog_next: int | None = None
         """Changelog offset from which on nothing is known; owner records of others behind it fence this process."""
-        self._restored = False
+        self._restored, self._notes = False, StopNotes()
         self._claim_check = ClaimCheck.of(tools.settings)
         self._next_punctuation = 0.0
         self._metrics = TaskMetrics(tools.metrics, self.name, tools.settings.prefix)
@@ -149,6 +135,8 @@ class Task(Generic[V]):
             await self.processor.restore(scan.live)
             self._committed, self._restored = scan.position, True
         self.processor.settle(self._committed, committed=committed)
+        self._notes = self._notes.updated(scan.notes)
+        self.processor.decide(self._notes.decided(self._committed.offsets if self._committed else {}))
         self._in_doubt = None
         self._changelog_next = scan.next_offset
 
@@ -177,6 +165,16 @@ class Task(Generic[V]):
         await self._close(abandoned=True)
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), min(0.1 * 2 ** min(self._failures, 10), MAX_BACKOFF))
+
+    async def is_decided(self) -> bool:
+        """Whether an operator has decided about the record that stopped this task, since it stopped.
+
+        Raises FencedError where another process owns the task now.
+        """
+        assert self._changelog_next is not None  # noqa: S101  # it has committed
+        scan = await self._changelog.to_end(self._changelog_next)
+        self._refuse_newer_owner(scan)
+        return scan.notes.get(DECISION) is not None
 
     async def _close(self, *, abandoned: bool = False) -> None:
         consumer, producer = self._consumer, self._producer
@@ -215,7 +213,9 @@ class Task(Generic[V]):
             record = await consumer.read(raw)
             try:
                 self.processor.process(batch, record, consumer.slot(raw), consumer.topic_index(record))
-            except DeadLetterLimitError:
+            except DeadLetterLimitError as error:
+                stop = stop_note(record, consumer.slot(raw), error.cause, self._tools.clock.now())
+                batch.records += [self._meta(STOPPED, encode(stop, JSON)), self._meta(DECISION, None)]
                 await self._commit(batch, polled)  # the dead letters up to the limit are there to be read
                 raise
             if batch.size > MAX_TRANSACTION:
@@ -246,16 +246,19 @@ class Task(Generic[V]):
         """One transaction: outputs, changelog, position and offsets (rule T3)."""
         offsets, budget = self._position().offsets | batch.positions, self.processor.budget
         self._in_doubt = position = Position(offsets, budget.level, budget.keys)
+        passed = [self._meta(note, None) for note in NOTES] if self._notes.passed(offsets) else []
         began = time.monotonic()
         try:
             written = await self._write(
-                [*batch.records, self._meta(POSITION, position.encode())], self._open_consumer().offsets(offsets)
+                [*passed, *batch.records, self._meta(POSITION, position.encode())],
+                self._open_consumer().offsets(offsets),
             )
         except TransactionFailedError as error:
             self._handle_refusal(error, polled)
             raise
         self._changelog_next = written[-1] + 1
         self._committed, self._in_doubt = position, None
+        self._notes = StopNotes() if passed else self._notes
         self.processor.settle(position, committed=True)
         self._refusals, self._failures, self._isolated = 0, 0, max(0, self._isolated - 1)
         self._metrics.committed(batch, time.monotonic() - began)
@@ -284,7 +287,7 @@ class Task(Generic[V]):
 
     # ---- parts and positions -------------------------------------------------------------------------------------
 
-    def _meta(self, key: str, value: bytes) -> ProducerRecord:
+    def _meta(self, key: str, value: bytes | None) -> ProducerRecord:
         return ProducerRecord(self.identity.changelog.topic, self.identity.changelog.partition, key.encode(), value)
 
     def _open_consumer(self) -> TaskConsumer:

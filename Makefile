@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+WORKERS ?= 2
 EXAMPLES ?= 50000
 SEEDS ?= 20
 WITH_PROMETHEUS = prometheus=$$(.ci/debian-program prometheus prometheus unpacked) && export PATH="$$(dirname "$$prometheus"):$$PATH";
@@ -33,8 +34,9 @@ demo-llm: $(STAMP) ## Run a session with a real language model on the CPU; compi
 demo-sabotage: $(STAMP) ## Spoil one thing of the demo after the other: its checks have to notice each
 	@ROLLMILL_ALL_SABOTAGES=1 $(BIN)/python -m pytest tests/e2e/test_demo.py -k spoiled $(ARGS)
 
-test: $(STAMP) ## Run all tests; those on Apache Kafka start their own broker
-	@bwrap=$$(.ci/debian-program bubblewrap bwrap) && export ROLLMILL_SANDBOX_BWRAP="$$bwrap"; $(WITH_PROMETHEUS) $(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## Run all tests, on WORKERS=2 processes, each with its own Apache Kafka
+	@bwrap=$$(.ci/debian-program bubblewrap bwrap) && export ROLLMILL_SANDBOX_BWRAP="$$bwrap"; $(WITH_PROMETHEUS) \
+	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 fuzz: $(STAMP) ## Try 50,000 new generated sessions on the builder; EXAMPLES=500 tries fewer
 	@ROLLMILL_HYPOTHESIS_PROFILE=fuzz ROLLMILL_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest \

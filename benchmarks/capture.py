@@ -26,8 +26,9 @@ from benchmarks.processes import Running, replay_engine
 from benchmarks.replay import STREAM_SECONDS
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
+from rollmill.runtime.supervisor import free_port
 from rollmill.settings import KafkaSettings
-from rollmill.testing.processes import free_port, service_process
+from rollmill.testing.processes import service_process
 
 LEVELS = (1, 16, 64, 256)
 SECONDS = 6.0

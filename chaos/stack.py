@@ -18,10 +18,9 @@ from chaos.network_proxy import NetworkProxy
 from chaos.supervisor_log import SupervisorLog
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka, Listener
-from rollmill.runtime.supervisor import Program, RestartPolicy, Supervisor, kafka_environment
+from rollmill.runtime.supervisor import Program, RestartPolicy, Supervisor, free_port, kafka_environment
 from rollmill.settings import KafkaSettings
 from rollmill.testing.http.canned_server import canned_server
-from rollmill.testing.processes import free_port
 
 BUILDERS = ("builder-0", "builder-1")
 STAGES = (*BUILDERS, "reward-merger", "batcher")

@@ -28,9 +28,10 @@ from rollmill.models import Evaluation
 from rollmill.ops.ledger import read_balance, settled_balance
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
+from rollmill.runtime.supervisor import free_port
 from rollmill.settings import KafkaSettings
 from rollmill.testing.http.stub_http_server import StubReply, stub_http_server
-from rollmill.testing.processes import ServiceProcess, free_port, service_process
+from rollmill.testing.processes import ServiceProcess, service_process
 from rollmill.testing.topic_log import produce, read
 from rollmill.topics import BUILT, COMPLETIONS, CUTS, DEAD_LETTERS, EVALUATIONS, TRAJECTORIES
 from rollmill.trainer import BatchStream

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -37,6 +36,7 @@ from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.kafka.global_table import GlobalTable
+from rollmill.runtime.supervisor import free_port
 from rollmill.settings import KafkaSettings
 from rollmill.topics import COMPLETIONS, POLICIES
 from rollmill_capture.http.server import serve
@@ -118,7 +118,7 @@ class Capture:
 @asynccontextmanager
 async def running_capture(settings: KafkaSettings, engine: Engine) -> AsyncIterator[Capture]:
     """Capture as its own process, from its first word that it listens to its end."""
-    port = _free_port()
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rollmill_capture", env=_environment(settings, engine.url, port), stderr=PIPE
     )
@@ -155,14 +155,6 @@ def _environment(settings: KafkaSettings, upstream: str, port: int) -> dict[str,
         "ROLLMILL_UPSTREAM": upstream,
         "ROLLMILL_PROBE": "false",  # the engine's events are for the calls of the tests
     }
-
-
-def _free_port() -> int:
-    """Below the range of outgoing connections, so that nobody who connects to it in vain is given it."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 async def _read_until(process: Process, words: bytes | None) -> bytes:

@@ -24,9 +24,10 @@ from rollmill.models import CallStatus, CompletionRecord, Disposition, SessionCl
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
+from rollmill.runtime.supervisor import free_port
 from rollmill.settings import KafkaSettings
 from rollmill.testing.memory_task import MemoryTask
-from rollmill.testing.processes import ServiceProcess, free_port, service_process
+from rollmill.testing.processes import ServiceProcess, service_process
 from rollmill.topics import COMPLETIONS, OUTCOMES
 from rollmill_builder.app import build as build_builder
 from rollmill_builder.settings import BuilderSettings

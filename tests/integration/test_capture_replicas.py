@@ -17,10 +17,11 @@ from rollmill.errors import EXIT_DRAINED
 from rollmill.models import CompletionRecord, PolicyVersion
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import free_port
 from rollmill.settings import KafkaSettings
 from rollmill.testing.http.canned_server import CannedServer, canned_server
 from rollmill.testing.http.scripted_engine import ScriptedEngine
-from rollmill.testing.processes import ServiceProcess, free_port, service_process
+from rollmill.testing.processes import ServiceProcess, service_process
 from rollmill.testing.topic_log import read, read_all
 from rollmill.topics import COMPLETIONS, SESSIONS
 

@@ -25,12 +25,13 @@ from rollmill.errors import EXIT_DRAINED
 from rollmill.models import CallStatus, CompletionRecord, SessionEntry, SessionSpec, SessionState
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import free_port
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.http.canned_server import CannedServer, canned_server
 from rollmill.testing.http.scripted_engine import ScriptedEngine, decode
 from rollmill.testing.memory_event_writer import MemoryEventWriter
-from rollmill.testing.processes import free_port, service_process
+from rollmill.testing.processes import service_process
 from rollmill.testing.tables import CaughtUp
 from rollmill.testing.topic_log import read, read_all, running
 from rollmill.topics import BUILT, COMPLETIONS

@@ -16,12 +16,12 @@ from rollmill.runtime.app import ServiceContext
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients, faststream_broker
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
+from rollmill.runtime.supervisor import free_port
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.signing import HEADER, verify
 from rollmill.testing.http.stub_http_server import StubHttpServer, StubReply, StubRequest, stub_http_server
-from rollmill.testing.processes import free_port
 from rollmill.testing.samples.trajectories import sample_trajectory
 from rollmill.testing.topic_log import produce, read
 from rollmill.topics import BUILT, EVALUATIONS, TRAJECTORIES, partition_of

@@ -21,8 +21,9 @@ from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.kafka.embedded import EmbeddedKafka
 from rollmill.runtime.kafka.global_table import GlobalTable
+from rollmill.runtime.supervisor import free_port
 from rollmill.settings import KafkaSettings
-from rollmill.testing.processes import free_port, service_process
+from rollmill.testing.processes import service_process
 from rollmill.topics import COMPLETIONS
 from rollmill.trainer import Captures, PolicyPublisher
 from rollmill_capture.http.server import serve

@@ -23,8 +23,8 @@ from chaos.run import RunResult, percentile_95
 from rollmill.models import Disposition, PolicyVersion, TokenDisposition, TokenRange, outcome
 from rollmill.ops.ledger import Balance, Totals
 from rollmill.runtime.failpoints import Armed
+from rollmill.runtime.supervisor import free_port
 from rollmill.testing.http.canned_server import CannedRequest
-from rollmill.testing.processes import free_port
 
 ONE = ScriptedConversation("g0m0", "g0", 0)
 

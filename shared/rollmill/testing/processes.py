@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
-import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
@@ -71,14 +69,6 @@ async def service_process(module: str, environment: Mapping[str, str]) -> AsyncI
     finally:
         await running.kill()
         await reading
-
-
-def free_port() -> int:
-    """A free port below the range of outgoing connections, so that no client is assigned it as its own port."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 async def processes_with(argument: str) -> list[int]:

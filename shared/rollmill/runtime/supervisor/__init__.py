@@ -8,9 +8,10 @@ In: programs to run, by name. Out: plain lines about what happens to them; their
 disk. On a crash of this process the kernel ends the services with it; they continue at the next start.
 """
 
+from rollmill.runtime.kafka.embedded.ports import free_port
 from rollmill.runtime.supervisor.restart_policy import RestartPolicy
 from rollmill.runtime.supervisor.stack import kafka_environment, running_services
-from rollmill.runtime.supervisor.supervisor import DRAIN_ORDER, Program, Supervisor, free_port, service_program
+from rollmill.runtime.supervisor.supervisor import DRAIN_ORDER, Program, Supervisor, service_program
 
 __all__ = [
     "DRAIN_ORDER",

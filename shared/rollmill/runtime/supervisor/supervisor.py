@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from rollmill.errors import EXIT_DRAINED, ConfigurationError, FatalError
+from rollmill.runtime.kafka.embedded.ports import free_port
 from rollmill.runtime.supervisor.restart_policy import NextStep, RestartDecision, RestartPolicy
 
 HOST = "127.0.0.1"
@@ -93,7 +93,7 @@ class Supervisor:
         """Start a program and keep it running. Raises FatalError where one of that name runs."""
         if (known := self._children.get(program.name)) and known.monitor and not known.monitor.done():
             raise FatalError(f"{program.name} runs already")
-        child = _Child(program, free_port(HOST), self._logs / f"{program.name}.log")
+        child = _Child(program, free_port(), self._logs / f"{program.name}.log")
         self._children[program.name] = child
         await self._spawn(child)
         child.monitor = asyncio.create_task(self._monitor(child), name=f"monitor {program.name}")
@@ -240,13 +240,6 @@ def service_program(service: str, env: Mapping[str, str]) -> Program:
     if service not in DRAIN_ORDER:
         raise ConfigurationError(f"unknown service {service!r}: known are {', '.join(DRAIN_ORDER)}")
     return Program(service, "rollmill_" + service.replace("-", "_"), env)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 async def is_ready(host: str, port: int) -> bool:

@@ -47,6 +47,11 @@ def _requested(port: int) -> int:
 def _kept_or_free(port: int | None, *, besides: int | None = None) -> int:
     if port is not None and port != besides and is_free(port):
         return port
+    return free_port(besides=besides)
+
+
+def free_port(*, besides: int | None = None) -> int:
+    """A port of loopback that is free now. Raises ConfigurationError where none is found."""
     candidates = (LOWEST + secrets.randbelow(HIGHEST - LOWEST) for _ in range(ATTEMPTS))
     for candidate in candidates:
         if candidate != besides and is_free(candidate):

@@ -52,9 +52,9 @@ class Broken(BaseGroupScorer):
         return [float("nan")] * len(members) if self._kind == "nan" else [1.0]
 
 
-def answered(name: str, answer: Any, *, size: int = 4, reward: float | None = None) -> Trajectory:
+def answered(name: str, answer: Any, *, size: int = 4, reward: float | None = None, group: str = "g") -> Trajectory:
     output = None if answer is None else json.dumps({"answer": answer}).encode()
-    return sample_trajectory(name, reward, size=size, output=output, ungraded_reason="no_evaluator")
+    return sample_trajectory(name, reward, size=size, output=output, ungraded_reason="no_evaluator", group=group)
 
 
 def ticked(members: Sequence[Trajectory], now: float = 120.0, **changes: Any) -> MemoryTask[StateValue]:
@@ -162,9 +162,18 @@ def test_what_has_come_by_the_deadline_is_scored() -> None:
 
 
 @pytest.mark.parametrize("kind", ["raises", "nan", "short"])
-def test_a_scorer_that_fails_stops_the_batcher(kind: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"group scorer 'mine' (failed|gave)"):
-        ticked([answered(f"s{n}", "a", size=2) for n in (0, 1)], scoring=Scoring("mine", Broken(kind)))
+def test_f3_a_scorer_that_fails_at_a_group_grades_it_not_and_nothing_else_happens(kind: str) -> None:
+    task = ticked([answered(f"s{n}", "a", size=2) for n in (0, 1)], scoring=Scoring("mine", Broken(kind)))
+    assert task.of(BATCHES) == []
+    (refill,) = [emit.value for emit in task.of(REFILLS)]
+    assert isinstance(refill, RefillRequest)
+    assert refill.failures == {"ungraded:group_scorer_failed": 2}
+
+
+def test_f3_a_scorer_that_fails_at_every_group_stops_the_batcher() -> None:
+    members = [answered(f"s{g}.{n}", "a", size=2, group=f"g{g}") for g in range(11) for n in (0, 1)]
+    with pytest.raises(ConfigurationError, match="failed at 11 groups in a row"):
+        ticked(members, scoring=Scoring("mine", Broken("raises")))
 
 
 def test_a_scorer_is_set_by_name_or_class(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollmill.errors import ConfigurationError
 from rollmill.models import Trajectory
 from rollmill_batcher.groups.config import BatcherConfig
 from rollmill_batcher.groups.eligibility import EligibilityCriteria, MemberVerdict, evaluate_member, is_counted
 from rollmill_batcher.groups.group import GroupEvent, GroupState, RolloutGroup, next_state
-from rollmill_batcher.groups.group_scoring import Scoring, with_reward
+from rollmill_batcher.groups.group_scoring import FAILED, Scoring, with_reward
 
 GROUP_EXPIRED = "group_expired"
 GROUP_TOO_SMALL = "group_too_small"
 ZERO_VARIANCE = "zero_variance"
 SUPERSEDED = "superseded"
+
+MOST_FAILED = 10
+"""Groups one after the other that a group scorer may fail at: more of them are no fault of a group's content."""
 
 
 @dataclass(frozen=True)
@@ -109,16 +113,32 @@ class EvaluationCache:
 
     def __init__(self) -> None:
         self._newest: dict[str, _Evaluation] = {}
+        self._failed = 0
+        """Groups that the scorer has failed at since the last one that it scored."""
 
     def evaluate(
         self, group: RolloutGroup, state: GroupState, criteria: EligibilityCriteria, config: BatcherConfig
     ) -> EvaluatedGroup:
-        """``group`` in ``state``, with the verdict on each member."""
+        """``group`` in ``state``, with the verdict on each member.
+
+        Raises ConfigurationError where the group scorer has failed at more than `MOST_FAILED` groups in a row.
+        """
         known = self._newest.get(group.group_id)
         if known is None or known.group is not group or (known.criteria, known.scoring) != (criteria, config.scoring):
-            members = tuple(evaluate_member(member, criteria) for member in _graded(group, config))
+            graded = _graded(group, config)
+            self._count_failures(graded)
+            members = tuple(evaluate_member(member, criteria) for member in graded)
             known = self._newest[group.group_id] = _Evaluation(group, criteria, config.scoring, members)
         return EvaluatedGroup(group, state, known.members)
+
+    def _count_failures(self, graded: tuple[Trajectory, ...]) -> None:
+        failed = any(member.ungraded_reason == FAILED for member in graded)
+        self._failed = self._failed + 1 if failed else 0
+        if self._failed > MOST_FAILED:
+            raise ConfigurationError(
+                f"the group scorer failed at {self._failed} groups in a row: correct it and start again; the log names "
+                "each group and error"
+            )
 
     def keep(self, groups: Iterable[RolloutGroup]) -> None:
         """Forgets every group but these."""

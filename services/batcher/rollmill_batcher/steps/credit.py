@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from rollmill.errors import ConfigurationError
-from rollmill.strategies.foreign_code import ForeignExitError, contained
+from rollmill.strategies.foreign_code import contained, describe
 from rollmill_batcher.groups.config import Credit, Learning
 from rollmill_batcher.groups.eligibility import MemberVerdict
 from rollmill_batcher.groups.group_evaluation import EvaluatedGroup
@@ -24,7 +24,7 @@ def trace_advantages(step: Sequence[EvaluatedGroup], learning: Learning) -> Adva
 
     With credit ``trace``, a trace has the advantage that its rollout would have had with the trace's reward. So the
     advantage of a rollout of one trace is the same with either credit, by any strategy.
-    Raises ConfigurationError where a strategy returns another number of values, or one that is not finite.
+    Raises ConfigurationError where a strategy raises, or returns another number of values, or one that is not finite.
     """
     scores = _Scores.of(step, learning)
     return {
@@ -66,8 +66,8 @@ def _values(rewards: Floats, starts: Sequence[int], learning: Learning) -> Float
         with contained():
             parts = [learning.advantage.compute(rewards[a:b]) for a, b in pairwise(starts)]
             values = learning.advantage.over_step(np.concatenate(parts), rewards)
-    except ForeignExitError as error:
-        raise ConfigurationError(f"advantage strategy {learning.name!r} failed: {error}") from error
+    except Exception as error:  # a third party's strategy can raise anything
+        raise ConfigurationError(f"advantage strategy {learning.name!r} failed: {describe(error)}") from error
     if values.shape != rewards.shape or not np.isfinite(values).all():
         raise ConfigurationError(
             f"advantage strategy {learning.name!r} made {values.shape} values for {rewards.shape} rewards, "

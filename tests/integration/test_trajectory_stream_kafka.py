@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from rollmill.codec import CONTENT_TYPE, decode, encode
+from rollmill.codec import CONTENT_TYPE, decode, encode, manifest_header
 from rollmill.errors import EXIT_FATAL, ConfigurationError, FencedError, InvalidInputError
-from rollmill.models import Disposition, Purpose, TokenDisposition, Trajectory, outcome
+from rollmill.models import Disposition, Manifest, Purpose, TokenDisposition, Trajectory, outcome
+from rollmill.ops.dlq import read_letters
 from rollmill.ops.ledger import read_balance
 from rollmill.ops.ledger.pass_at_k import read_evals, report
 from rollmill.runtime.app import run
@@ -276,3 +277,27 @@ def test_a_run_with_a_batcher_has_its_consumer_of_record(settings: KafkaSettings
     asyncio.run(batcher_has_run())
     with TrajectoryStream(settings=settings) as stream, pytest.raises(ConfigurationError, match="a batcher takes"):
         next(stream.trajectories(timeout=WAIT))
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_an_unreadable_trajectory_is_a_dead_letter_and_the_stream_goes_on(
+    settings: KafkaSettings, *, record: bool
+) -> None:
+    good = [sample_trajectory(f"s{n}") for n in range(2)]
+    put(settings, good[0])
+    manifest = manifest_header(Manifest(session_id="bad", units=good[0].traces[0].units()))
+    asyncio.run(produce(settings, TRAJECTORIES, [("bad", b"\xc1")], headers=(manifest,)))
+    put(settings, good[1])
+    with TrajectoryStream(settings=settings, record=record) as stream:
+        taken = take(stream, 2)
+        if record:
+            stream.ack(list(taken.values()))
+    with TrajectoryStream(settings=settings, record=record) as stream:
+        for _ in range(0 if record else 2):
+            next(stream.trajectories(timeout=WAIT))
+        with pytest.raises(NoBatch):
+            next(stream.trajectories(timeout=1.0))
+    letters = list(asyncio.run(read_letters(settings)).values())
+    found = [(letter.info.reason, letter.info.stage, letter.key) for letter in letters]
+    assert found == ([("malformed", "trainer", b"bad")] if record else [])
+    assert outcomes(settings).get("bad") == ([(Disposition.DEAD_LETTERED, "malformed")] if record else None)

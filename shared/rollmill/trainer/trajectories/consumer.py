@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import orjson
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
 from rollmill.codec import decode
@@ -20,10 +20,14 @@ from rollmill.runtime.claim_check import ClaimCheck, StorageUnreachableError
 from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
 from rollmill.runtime.kafka.clients import KafkaClients, stop_consumer
 from rollmill.runtime.kafka.connection_diagnostics import diagnose_refusal
+from rollmill.runtime.kafka.transaction import ProducerRecord
+from rollmill.runtime.stream.dead_letters import dead_letter
+from rollmill.runtime.stream.processor import InputRecord
+from rollmill.runtime.stream.producer_records import producer_record
 from rollmill.settings import KafkaSettings
 from rollmill.topics import OUTCOMES, STATE_BATCHER, TRAJECTORIES
 from rollmill.trainer.committed_offsets import list_committed
-from rollmill.trainer.producer_records import to_producer_record
+from rollmill.trainer.producer_records import STAGE, to_producer_record
 from rollmill.trainer.trajectories.offset_watermark import OffsetWatermark
 from rollmill.trainer.transactional_writer import TransactionalWriter
 
@@ -61,6 +65,8 @@ class TrajectoryConsumer:
         self._records: AsyncIterator[ReceivedTrajectory] | None = None
         self._pending: asyncio.Task[ReceivedTrajectory] | None = None
         self._stop = asyncio.Event()
+        self._finishing = asyncio.Lock()
+        """Watermarks are read, written to Kafka, and replaced: two at once would lose one's records."""
         self.watermarks = {number: OffsetWatermark() for number in partitions}
         self._open: dict[int, set[int]] = {number: set() for number in partitions}
         self._position = dict.fromkeys(partitions, 0)
@@ -114,6 +120,11 @@ class TrajectoryConsumer:
 
     async def finish(self, records: Iterable[RecordPosition], outcomes: Iterable[TokenDisposition]) -> None:
         """Write outcomes and positions, in one transaction."""
+        written = [to_producer_record(OUTCOMES, item.session_id, item, self._settings) for item in outcomes]
+        async with self._finishing:
+            await self._finish(records, written)
+
+    async def _finish(self, records: Iterable[RecordPosition], written: Sequence[ProducerRecord]) -> None:
         by_partition: dict[int, list[int]] = {}
         for partition, offset in records:
             by_partition.setdefault(partition, []).append(offset)
@@ -126,7 +137,6 @@ class TrajectoryConsumer:
                 TopicPartition(self._topic, number): (watermark.next_offset, watermark.metadata())
                 for number, watermark in after.items()
             }
-            written = [to_producer_record(OUTCOMES, item.session_id, item, self._settings) for item in outcomes]
             await self._writer.write(written, commits)
         self.watermarks |= after
         for number, offsets in by_partition.items():
@@ -187,18 +197,30 @@ class TrajectoryConsumer:
                 self._position[record.partition] = record.offset + 1
                 if (record.partition, record.offset) not in done:
                     self._open[record.partition].add(record.offset)
-                    yield ReceivedTrajectory(
-                        RecordPosition(record.partition, record.offset), await self._decoded(record)
-                    )
+                    at = RecordPosition(record.partition, record.offset)
+                    try:
+                        content = await self._content(record.value)
+                        found: Trajectory = decode(Trajectory, content, tuple(record.headers))
+                    except PoisonRecordError as error:
+                        await self._set_aside(record, error)
+                    else:
+                        yield ReceivedTrajectory(at, found)
 
-    async def _decoded(self, record: object) -> Trajectory:
-        where = f"{self._topic}/{getattr(record, 'partition', '?')} offset {getattr(record, 'offset', '?')}"
-        try:
-            content = await self._content(record.value)  # type: ignore[attr-defined]  # aiokafka has no types
-            found: Trajectory = decode(Trajectory, content, tuple(record.headers))  # type: ignore[attr-defined]  # aiokafka has no types
-        except PoisonRecordError as error:
-            raise FatalError(f"{where} is no readable trajectory: {error}") from error
-        return found
+    async def _set_aside(self, record: ConsumerRecord[bytes, bytes], error: PoisonRecordError) -> None:
+        """A dead letter, as a stage makes it; a stream that is not of record passes over the record."""
+        log.warning("%s/%d offset %d is set aside: %s", self._topic, record.partition, record.offset, error)
+        received = InputRecord(
+            TRAJECTORIES,
+            record.partition,
+            record.offset,
+            record.key or b"",
+            record.value,
+            tuple(record.headers),
+        )
+        letter = dead_letter(received, STAGE, error)
+        written = [producer_record(output, self._settings) for output in letter.records]
+        async with self._finishing:
+            await self._finish([RecordPosition(record.partition, record.offset)], written)
 
     async def _content(self, value: bytes | None) -> bytes | None:
         """The value, from object storage where it is kept there; an unreachable storage is asked until it answers."""

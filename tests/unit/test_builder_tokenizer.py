@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from rollmill.models import CompletionRecord, Trajectory
 from rollmill.strategies import builder_registry
-from rollmill.strategies.allow_list import SETTING
+from rollmill.strategies.allow_list import FOLDERS, SETTING
 from rollmill.strategies.decoding import decoder
 from rollmill.testing.samples.sessions import assistant, completion, session_of, user
 from rollmill_builder.merging.prefix_merging import PrefixMergingBuilder
@@ -38,6 +38,7 @@ def tokenizer(request: pytest.FixtureRequest, file: str, tmp_path: Path, monkeyp
     (tmp_path / "toy_spelling.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(SETTING, "toy_spelling")
+    monkeypatch.setenv(FOLDERS, str(Path(file).parent))
     return file if request.param == "file" else "toy_spelling:spell"
 
 
@@ -110,6 +111,7 @@ def test_a_tokenizer_that_is_not_there_is_refused_when_the_session_opens(
     source: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SETTING, "os,no_such_module")
+    monkeypatch.setenv(FOLDERS, "/no/such")
     with pytest.raises(ValueError, match=message):
         decoder(source)
     with pytest.raises(ValueError, match=message):
@@ -117,7 +119,21 @@ def test_a_tokenizer_that_is_not_there_is_refused_when_the_session_opens(
     assert "prefix_merging" in builder_registry().names
 
 
-def test_a_file_is_not_read_before_a_text_is_needed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["/etc/passwd", "/no/such/file", "{}/../outside.json", "{}/link.json"])
+def test_a_file_outside_the_operators_folders_is_refused_whether_or_not_it_exists(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside.json").write_text("{}")
+    (inside := tmp_path / "inside").mkdir()
+    (inside / "link.json").symlink_to(tmp_path / "outside.json")
+    for folders in ("", str(inside)):
+        monkeypatch.setenv(FOLDERS, folders)
+        with pytest.raises(ValueError, match=f"is not allowed: it is in no folder that the setting {FOLDERS} lists"):
+            decoder(name.format(inside))
+
+
+def test_a_file_is_not_read_before_a_text_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDERS, str(tmp_path))
     path = tmp_path / "tokenizer.json"
     path.write_text("not read")
     assert len(built(c1(), c2([1, 2, 5, 6, 9, 3]), tokenizer=str(path)).traces) == 1

@@ -5,6 +5,7 @@ Nothing is ever tokenised with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
@@ -12,24 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.errors import InvalidInputError
-from rollmill.strategies.allow_list import imported
+from rollmill.strategies.allow_list import imported, require_allowed_file
 from rollmill.strategies.foreign_code import contained
 
 Decode = Callable[[list[int]], str]
+
+CALLABLE = re.compile(r"[\w.]+:[\w.]+")
 
 
 def decoder(source: str) -> Decode:
     """``source``: the path of a tokenizer file (tokenizers JSON), or ``module:callable`` that decodes a list of ids.
 
-    Raises ValueError for a file that is not there, and for a callable that cannot be imported, or is not allowed to be
+    Raises ValueError for a file that is not there, for a callable that cannot be imported, and for what is not allowed
     (`rollmill.strategies.allow_list`). A file is read when the first text is needed, and needs the extra
     ``rollmill[tokenizer]``: only then does a bad one raise ValueError.
     """
-    if Path(source).is_file():
-        return _contained(lambda ids: _tokenizer(source).decode(ids, skip_special_tokens=False))
-    if ":" not in source:
+    return _imported(source) if CALLABLE.fullmatch(source) else _file(source)
+
+
+def _file(source: str) -> Decode:
+    try:
+        require_allowed_file(source)
+    except InvalidInputError as error:
+        raise ValueError(str(error)) from error
+    if not Path(source).is_file():
         raise ValueError(f"tokenizer {source!r} is no file; give the path of a tokenizer.json, or module:callable")
-    return _imported(source)
+    return _contained(lambda ids: _tokenizer(source).decode(ids, skip_special_tokens=False))
 
 
 def _imported(source: str) -> Decode:

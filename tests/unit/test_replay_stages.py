@@ -36,6 +36,12 @@ def test_every_stage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grader.concurrency == 5
 
 
+def test_a_run_whose_trainer_reads_trajectories_is_replayed_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, PROJECT)
+    into = KafkaSettings.model_construct(prefix="new.", hand_over="trajectories")
+    assert stages.stage_of("batcher", stages.settings_of("batcher", into, {})).name == "batcher"
+
+
 def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, PROJECT)
     stages.check_options({"max_staleness": 7, "evaluator_concurrency": 5}, (*SERVICES, "evaluator"))

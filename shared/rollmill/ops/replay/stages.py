@@ -43,11 +43,14 @@ class ReplayGrader(Protocol):
 
 
 def settings_of(service: str, into: KafkaSettings, options: Mapping[str, Any]) -> ServiceSettings:
-    """Settings of a service for the new prefix: the environment's, overridden by ``options``."""
+    """Settings of a service for the new prefix: the environment's, overridden by ``options``.
+
+    A replay always makes batches, whoever takes the trajectories of the live run.
+    """
     kind = _settings_class(service)
     known = {name: value for name, value in options.items() if name in kind.model_fields}
     try:
-        return kind(**{**known, **into.model_dump(), "dead_letter_limit": NO_LIMIT})
+        return kind(**{**known, **into.model_dump(), "hand_over": "batches", "dead_letter_limit": NO_LIMIT})
     except ValidationError as error:
         complaints = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise InvalidInputError(f"settings of the {service}: {complaints}") from error

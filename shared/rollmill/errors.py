@@ -15,6 +15,8 @@ RollmillError
 from __future__ import annotations
 
 EXIT_DRAINED = 0
+EXIT_NOT_IN_ORDER = 3
+"""A command has looked, and what it looks at is not in order: an unbalanced ledger, a stopped task, a bad setting."""
 EXIT_CRASHED = 1
 """Something outside failed for too long; starting again may help."""
 EXIT_FATAL = 70

@@ -30,7 +30,7 @@ def drawn() -> list[set[str]]:
         number, module = re.fullmatch(r"([ \d]{2})  (rollmill[\w.]*)( .*)?", line, re.ASCII).group(1, 2)  # type: ignore[union-attr]  # a line of another form fails here
         if number.strip():
             floors.append(set())
-            assert 13 - len(floors) + 1 == int(number)
+            assert 14 - len(floors) + 1 == int(number)
         floors[-1].add(module)
     return floors
 

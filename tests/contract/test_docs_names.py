@@ -133,7 +133,7 @@ def settings() -> frozenset[str]:
     """Environment variables: fields of settings, and what is spelled out anywhere but in a document."""
     own = str(Path(__file__).relative_to(ROOT))
     texts = [text_of(name) for name in TRACKED if Path(name).suffix in CONFIGURED and name != own]
-    declared = "".join(text_of(name) for name in TRACKED if Path(name).name == "settings.py")
+    declared = "".join(text_of(name) for name in TRACKED if name.endswith(("/settings.py", "/settings/models.py")))
     fields = {field.upper() for field in re.findall(r"^    ([a-z]\w+): ", declared, re.MULTILINE)}
     return frozenset({f"ROLLMILL_{field}" for field in fields}.union(*map(SETTING.findall, texts)))
 

@@ -176,10 +176,14 @@ def test_a_service_prints_its_settings_without_their_secrets(service: str) -> No
 @pytest.mark.parametrize(
     ("service", "given", "complaint"),
     [
-        ("builder", {"ROLLMILL_POLL_MS": "-1"}, "poll_ms"),
-        ("builder", {"ROLLMILL_SASL_PASSWORD": "sesame-1", "ROLLMILL_SECURITY_PROTOCOL": "SASL_SSL"}, "sasl_username"),
+        ("builder", {"ROLLMILL_POLL_MS": "-1"}, "ROLLMILL_POLL_MS"),
+        (
+            "builder",
+            {"ROLLMILL_SASL_PASSWORD": "sesame-1", "ROLLMILL_SECURITY_PROTOCOL": "SASL_SSL"},
+            "ROLLMILL_SASL_USERNAME",
+        ),
         ("evaluator", {"ROLLMILL_EVALUATOR_SERVICES": '{"j": {"url": "no url", "api_key": "sesame-5"}}'}, "url"),
-        ("evaluator", {"ROLLMILL_EVALUATOR_SERVICES": '{"j": "sesame-6"}'}, "evaluator_services"),
+        ("evaluator", {"ROLLMILL_EVALUATOR_SERVICES": '{"j": "sesame-6"}'}, "ROLLMILL_EVALUATOR_SERVICES.j"),
     ],
 )
 def test_a_refused_setting_keeps_its_secret(service: str, given: dict[str, str], complaint: str) -> None:

@@ -39,6 +39,7 @@ from rollmill.runtime.stream.changelog import OWNER, POSITION, Position
 from rollmill.runtime.stream.state import TaskState
 from rollmill.runtime.stream.task import Task
 from rollmill.runtime.stream.task_identity import TaskIdentity, task_identity
+from rollmill.runtime.stream.task_stop import NOTES
 from rollmill.runtime.stream.task_tools import TaskTools
 from rollmill.runtime.telemetry.clock import SystemClock
 from rollmill.runtime.telemetry.health import Health
@@ -293,7 +294,7 @@ class Cluster:
         for entry in self._changelog():
             key = (entry.key or b"").decode()
             live.pop(key, None)
-            if entry.value is not None and key not in (OWNER, POSITION):
+            if entry.value is not None and key not in (OWNER, POSITION, *NOTES):
                 live[key] = entry.value
         state = TaskState.of(Teller(), Book())
         state.restore(live.items())

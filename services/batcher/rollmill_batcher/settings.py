@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -30,7 +30,9 @@ from rollmill_batcher.groups.staleness import Staleness, StalenessAction
 class BatcherSettings(ServiceSettings):
     """The text ``none`` in the environment is read as None."""
 
-    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True, env_parse_none_str="none")
+    model_config = SettingsConfigDict(env_parse_none_str="none")
+
+    section: ClassVar[str] = "batcher"
 
     policy: str = "policy"
     """The one policy of the run; trajectories of another are excluded as ``other_policy`` (rule A8)."""
@@ -53,6 +55,8 @@ class BatcherSettings(ServiceSettings):
     max_staleness: NonNegativeInt | None = 4
     """Largest number of versions between sampling and training, inclusive. None: no limit."""
     staleness_action: StalenessAction = StalenessAction.DROP
+    """``drop``: a trace over the limit is not trained; ``mask``: its tokens over the limit are not. ``weight``: nothing
+    is left out, a trace of age s weighs 1 / (s + 1); ``keep``: nothing happens."""
     staleness_basis: StalenessBasis = StalenessBasis.OLDEST
     """Which age of a trace's trained tokens is compared with the limit: oldest, newest or mean."""
     accept_filtered_log_probs: bool = False
@@ -77,13 +81,17 @@ class BatcherSettings(ServiceSettings):
     credit: Credit = Credit.ROLLOUT
     """``trace``: a trace's advantage comes from its own reward, where traces are graded one by one."""
     loss_weighting: LossWeighting = LossWeighting.TOKEN_MEAN
+    """What the loss is a mean over; docs/batching.md has the formulas."""
     loss_constant: float = Field(default=1024.0, gt=0)
     """Length that ``constant`` divides by."""
     drop_zero_variance: bool = False
     """True: groups of equal rewards, which teach nothing, are excluded from steps."""
     on_error: Treatment = SamplePolicy.error
+    """Of rollouts that ended in an error. ``train``: counts, trains; ``count``: only counts; ``exclude``: neither."""
     on_timeout: Treatment = SamplePolicy.timeout
+    """The same of rollouts that ran out of time."""
     on_truncated: Treatment = SamplePolicy.truncated
+    """The same of rollouts with a reply that was cut off at its largest length."""
     flush_seconds: float | None = Field(default=None, gt=0)
     """How long a ready group waits before a step is cut with fewer groups. None: until the end of the stream."""
     seed: NonNegativeInt = 0

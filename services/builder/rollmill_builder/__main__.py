@@ -1,8 +1,22 @@
-import sys
+"""``python -m rollmill_builder``: run the builder until SIGTERM."""
 
-from rollmill.runtime.app import run
-from rollmill_builder.app import build
-from rollmill_builder.settings import BuilderSettings
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollmill.runtime.program import main
+
+if TYPE_CHECKING:
+    from rollmill.runtime.app import Service
+
+
+def _service() -> Service:
+    from rollmill.settings import load  # noqa: PLC0415
+    from rollmill_builder.app import build  # noqa: PLC0415  # comes with an extra
+    from rollmill_builder.settings import BuilderSettings  # noqa: PLC0415
+
+    return build(load(BuilderSettings))
+
 
 if __name__ == "__main__":
-    raise SystemExit(run(build(BuilderSettings()), sys.argv[1:]))
+    main("builder", _service)

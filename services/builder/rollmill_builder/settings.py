@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -10,6 +11,8 @@ from rollmill.settings import ServiceSettings
 
 
 class BuilderSettings(ServiceSettings):
+    section: ClassVar[str] = "builder"
+
     late_window_seconds: float = Field(default=6 * 3600.0, gt=0)
     """How long a closed session is remembered, in event time: a call of it that is received again within this time is
     a duplicate, a new one is late. After it, a record that is older than what is remembered, and of a session that is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, PositiveInt, SecretStr, TypeAdapter, field_validator, model_validator
 
@@ -19,8 +19,12 @@ DIGEST = r"^[0-9a-fA-F]{64}$"
 
 
 class CaptureSettings(ServiceSettings):
+    section: ClassVar[str] = "capture"
+
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: PositiveInt = 8700
+    """Port to listen on."""
     api_keys: dict[str, str] = Field(default_factory=dict)
     """Tenant to the SHA-256 (hex) of its key, as JSON; needed wherever others than this machine can connect."""
     api_keys_file: Path | None = None
@@ -48,6 +52,7 @@ class CaptureSettings(ServiceSettings):
     upstream: str = "http://127.0.0.1:8000"
     """Base URL of the engine, with or without ``/v1``."""
     upstream_api_key: SecretStr | None = None
+    """The engine's own key, sent with every call. None: the engine asks for none."""
     default_route: Route = Route()
     """For every model name that ``routes`` does not list."""
     routes: dict[str, Route] = Field(default_factory=dict)

@@ -1,7 +1,22 @@
-import sys
+"""``python -m rollmill_evaluator``: run the evaluator until SIGTERM."""
 
-from rollmill.runtime.app import run
-from rollmill_evaluator.app import build
-from rollmill_evaluator.settings import EvaluatorSettings
+from __future__ import annotations
 
-raise SystemExit(run(build(EvaluatorSettings()), sys.argv[1:]))
+from typing import TYPE_CHECKING
+
+from rollmill.runtime.program import main
+
+if TYPE_CHECKING:
+    from rollmill.runtime.app import Service
+
+
+def _service() -> Service:
+    from rollmill.settings import load  # noqa: PLC0415
+    from rollmill_evaluator.app import build  # noqa: PLC0415  # comes with an extra
+    from rollmill_evaluator.settings import EvaluatorSettings  # noqa: PLC0415
+
+    return build(load(EvaluatorSettings))
+
+
+if __name__ == "__main__":
+    main("evaluator", _service)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, NonNegativeInt, PositiveInt, SecretStr
 
@@ -39,6 +39,8 @@ def _revealed(secret: SecretStr | None) -> str | None:
 
 
 class EvaluatorSettings(ServiceSettings):
+    section: ClassVar[str] = "evaluator"
+
     evaluator_classes: tuple[ResourceClassName, ...] = Field(("light", "remote", "custom", "sandbox"), min_length=1)
     """The resource classes that this process evaluates, as a JSON list. All of them have to run somewhere."""
     evaluator_concurrency: PositiveInt = 32
@@ -55,6 +57,7 @@ class EvaluatorSettings(ServiceSettings):
     evaluator_attempts: PositiveInt = 3
     """Tries, where an evaluator raises RetryableError."""
     evaluator_retry_seconds: float = Field(default=0.5, ge=0)
+    """Wait before the second try; doubled, with jitter, before each further one."""
     evaluator_services: dict[str, ServiceAddress] = Field(default_factory=dict)
     """Name to address and keys of the services that the evaluators ``http`` and ``llm_judge`` may ask by name, as JSON;
     keys belong here and never into a spec, which is kept in the log."""
@@ -94,6 +97,7 @@ class EvaluatorSettings(ServiceSettings):
     webhook_retry_seconds: float = Field(default=1.0, gt=0)
     """Wait before the second try; doubled, with jitter, before each further one."""
     webhook_longest_wait_seconds: float = Field(default=60.0, gt=0)
+    """Between two tries of one notice."""
     webhook_patience_seconds: float = Field(default=24 * 3600.0, gt=0)
     """For all tries of one notice; then it is counted as given up. Below the retention of ``trajectories``."""
     commit_seconds: float = Field(default=1.0, gt=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from rollmill.settings import ServiceSettings
@@ -9,6 +11,8 @@ from rollmill_reward_merger.timers import Windows
 
 
 class RewardMergerSettings(ServiceSettings):
+    section: ClassVar[str] = "reward-merger"
+
     revision_window_seconds: float = Field(default=600.0, ge=0)
     """From the first merge: how long late and revised evaluations make revisions. The trajectory stays in memory for
     that time, so this bounds memory. Name a slower grader as an evaluator in the session's spec: it is awaited then."""

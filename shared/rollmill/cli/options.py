@@ -46,11 +46,11 @@ def on_kafka(settings: Any, work: Coroutine[Any, Any, T], *, verify: bool = True
 
 
 def kafka_settings(bootstrap_servers: str | None, prefix: str | None) -> Any:
-    from rollmill.settings import KafkaSettings  # noqa: PLC0415
+    from rollmill.settings import KafkaSettings, load  # noqa: PLC0415
 
     options = {"bootstrap_servers": bootstrap_servers, "prefix": prefix}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    return KafkaSettings(**given)
+    return load(KafkaSettings, **given)
 
 
 def json_object(text: str | None) -> dict[str, Any] | None:

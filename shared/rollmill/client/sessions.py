@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from rollmill.client.http_client import HttpClient
 from rollmill.errors import InvalidInputError
-from rollmill.settings import ClientSettings
+from rollmill.settings import ClientSettings, load
 
 ERROR_LENGTH = 2000
 
@@ -113,7 +113,7 @@ def session(
     ``url``, ``api_key``: of capture; None: ``ROLLMILL_CAPTURE_URL`` and ``ROLLMILL_API_KEY``. ``patience``: seconds to
     wait while capture admits no more. ``spec``: the other fields of `rollmill.models.SessionSpec`, and ``session_id``.
     """
-    settings = ClientSettings()
+    settings = load(ClientSettings)
     key = api_key if api_key is not None else settings.key
     # The client chooses the id, so that a repeated request opens no second session when an answer was lost.
     given = {"session_id": uuid.uuid4().hex, "task_id": task, "group_id": group, "group_size": group_size}
@@ -136,7 +136,7 @@ def reward(
     Sending the same again changes nothing; a revised reward names the evaluation that it ``supersedes``. ``api_key``
     is the tenant's. Raises CaptureRefusedError and CaptureUnreachableError.
     """
-    settings = ClientSettings()
+    settings = load(ClientSettings)
     web = HttpClient(url or settings.capture_url, api_key if api_key is not None else settings.key, patience)
     body = fields if value is None else {"reward": value, **fields}
     return str(web.post(f"/v1/sessions/{session_id}/reward", body)["evaluation_id"])

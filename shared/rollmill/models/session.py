@@ -90,6 +90,11 @@ class PolicyPause(Record):
         return f"!gate/{self.policy}"
 
 
+HEARTBEAT_SECONDS = 5.0
+ALIVE_SECONDS = 3 * HEARTBEAT_SECONDS
+"""Without a heartbeat for this long a replica is taken for dead."""
+
+
 class ReplicaHeartbeat(Record):
     """A sign of life of one replica. Its key is no session's."""
 

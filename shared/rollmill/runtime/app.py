@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -21,7 +20,15 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from faststream import FastStream
 from faststream.kafka import KafkaBroker
 
-from rollmill.errors import EXIT_CRASHED, EXIT_DRAINED, EXIT_FATAL, ConfigurationError, FatalError, RetryableError
+from rollmill.errors import (
+    EXIT_CRASHED,
+    EXIT_DRAINED,
+    EXIT_FATAL,
+    ConfigurationError,
+    FatalError,
+    RetryableError,
+    RollmillError,
+)
 from rollmill.runtime.failpoints import Failpoints
 from rollmill.runtime.kafka.admin import verify_topics
 from rollmill.runtime.kafka.client_cancellation import without_client_cancellation
@@ -37,9 +44,8 @@ from rollmill.settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
 
+STOPS = "the service stops after a failure"
 PASSING = (RetryableError, KafkaError, OSError, TimeoutError)
-
-PRINT_CONFIG = "--print-config"
 
 Worker = Callable[["ServiceContext"], Awaitable[None]]
 
@@ -78,15 +84,9 @@ class ServiceContext:
     """Set when the process is asked to stop; ``stop`` is also set when a part of it ends by itself."""
 
 
-def run(service: Service, arguments: Sequence[str] = ()) -> int:
-    """Run a service until SIGTERM or SIGINT. Returns its exit code: 0 drained on request, 70 fatal, 75 fenced.
-
-    With the argument ``--print-config`` it prints its settings, secrets masked, and returns.
-    """
+def run(service: Service) -> int:
+    """Run a service until SIGTERM or SIGINT. Returns its exit code: 0 drained on request, 70 fatal, 75 fenced."""
     settings = service.settings
-    if PRINT_CONFIG in arguments:
-        sys.stdout.write(printed(settings) + "\n")
-        return EXIT_DRAINED
     configure_logging(service=service.name, level=settings.log_level, as_json=settings.log_json)
     try:
         with asyncio.Runner(loop_factory=_loop_factory() if service.uvloop else None) as runner:
@@ -224,10 +224,10 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
 
 
 def _exit_code(context: ServiceContext) -> int:
-    for failure in context.failures:
-        log.error(
-            "the service stops after a failure", error=str(failure), kind=type(failure).__name__, exc_info=failure
-        )
+    # Last is the first failure: it decides the exit code, and whoever reads the log's end finds it there.
+    for failure in reversed(context.failures):
+        fault = None if isinstance(failure, RollmillError) else failure  # what was raised on purpose explains itself
+        log.error(STOPS, error=str(failure), kind=type(failure).__name__, exc_info=fault)
     if not context.failures:
         return EXIT_DRAINED
     return exit_code(context.failures[0])

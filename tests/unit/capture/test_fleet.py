@@ -8,12 +8,13 @@ from pydantic import ValidationError
 
 from rollmill.codec import Headers
 from rollmill.models import PauseMode, PolicyPause, PolicyVersion, SessionEntry, SessionSpec, SessionState
+from rollmill.models.session import ALIVE_SECONDS
 from rollmill.runtime.telemetry.clock import ManualClock
 from rollmill.runtime.telemetry.metrics import Metrics
 from rollmill.testing.memory_event_writer import MemoryEventWriter
 from rollmill.topics import SESSIONS, Topic
 from rollmill_capture.admission import Admission
-from rollmill_capture.coordination.membership import ALIVE_SECONDS, EXPIRY_SECONDS, Membership
+from rollmill_capture.coordination.membership import EXPIRY_SECONDS, Membership
 from rollmill_capture.coordination.policies import AnnouncedVersions, PausedPolicies, PolicyPauses
 from rollmill_capture.coordination.session_retention import SessionRetention
 from rollmill_capture.coordination.session_table import SessionTable

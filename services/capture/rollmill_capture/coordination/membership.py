@@ -16,14 +16,12 @@ from typing import Any
 
 from rollmill.codec import JSON, encode
 from rollmill.models import PolicyPause, ReplicaHeartbeat
+from rollmill.models.session import ALIVE_SECONDS, HEARTBEAT_SECONDS
 from rollmill.runtime.telemetry.clock import Clock
 from rollmill.topics import SESSIONS
 from rollmill_capture.coordination.policies import PolicyPauses
 from rollmill_capture.event_log.event_writer import EventWriter, NotAcknowledgedError
 
-HEARTBEAT_SECONDS = 5.0
-ALIVE_SECONDS = 3 * HEARTBEAT_SECONDS
-"""Without a heartbeat for this long a replica is taken for dead."""
 EXPIRY_SECONDS = 3600.0
 """After this the last heartbeat of a dead replica is removed from the topic."""
 

@@ -7,12 +7,22 @@ imported from `rollmill.cli`, `rollmill.ops` and `rollmill.runtime` when it runs
 
 from __future__ import annotations
 
+import logging
+import os
+from typing import Annotated, NoReturn
+
 import typer
 
-from rollmill.cli.commands import accounting, dlq, maintenance, replay, services, sessions, tasks, topics
+from rollmill.cli.commands import accounting, config, dlq, maintenance, replay, services, sessions, tasks, topics
 from rollmill.errors import EXIT_FATAL, FatalError, RollmillError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="From an agent's model calls to training batches.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # what is left is a fault of ours: its whole traceback helps most
+    help="From an agent's model calls to training batches.",
+)
+app.add_typer(config.app, name="config")
 app.add_typer(topics.topics_app, name="topics")
 app.add_typer(maintenance.batches_app, name="batches")
 app.command("evals")(accounting.evals)
@@ -37,10 +47,30 @@ def version() -> None:
     typer.echo(__version__)
 
 
+@app.callback()
+def options(
+    config_file: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="Settings; else ROLLMILL_CONFIG, else rollmill.toml.")
+    ] = None,
+) -> None:
+    """Set what all commands have."""
+    if config_file is not None:
+        os.environ["ROLLMILL_CONFIG"] = config_file
+
+
 def main() -> None:
-    """Run the command line; a `RollmillError` becomes one line on standard error and an exit code."""
+    """Run the command line; what a person can cause becomes one line on standard error and an exit code."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # the message of the command names the cause
     try:
         app()
     except RollmillError as error:
-        typer.echo(f"rollmill: {error}", err=True)
-        raise SystemExit(error.exit_code if isinstance(error, FatalError) else EXIT_FATAL) from error
+        _end(str(error), error.exit_code if isinstance(error, FatalError) else EXIT_FATAL)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _end(f"{error.filename}: {error.strerror}", EXIT_FATAL)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    typer.echo(f"rollmill: {message}", err=True)
+    raise SystemExit(code)

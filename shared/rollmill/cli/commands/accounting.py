@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rollmill.cli.options import AsJson, Bootstrap, Prefix, kafka_settings, on_kafka
+from rollmill.errors import EXIT_NOT_IN_ORDER
 
 
 def ledger(
@@ -27,7 +28,7 @@ def ledger(
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
 ) -> None:
-    """Balance captured against trained, excluded, dead-lettered and pending. Exit code 1: tokens lost or doubled."""
+    """Balance captured against trained, excluded, dead-lettered and pending. Exit code 3: tokens lost or doubled."""
     from rollmill.cli.ledger.console import LedgerOptions, run  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
@@ -38,7 +39,7 @@ def ledger(
         return
     pause = every if every is not None else 2.0 if watch else 0.5
     balance = on_kafka(settings, run(settings, LedgerOptions(as_json, settle, watch, timeout, pause, oldest)))
-    raise SystemExit(0 if balance.balanced else 1)
+    raise SystemExit(0 if balance.balanced else EXIT_NOT_IN_ORDER)
 
 
 def evals(

@@ -20,12 +20,15 @@ def up(
     prefix: Prefix = None,
     port: Annotated[int, typer.Option(help="Of capture.")] = 8700,
     kafka_port: Annotated[int, typer.Option(help="Of the Kafka that is started here.")] = 9092,
+    health_port: Annotated[
+        int | None, typer.Option(help="Of capture's /metrics, those of the other services follow; else free ones.")
+    ] = None,
 ) -> None:
     """Run Kafka (unless --bootstrap-servers names one) and all five services here, until Ctrl-C."""
     from rollmill.cli.up import Up, run  # noqa: PLC0415
 
     _require_services()
-    raise SystemExit(asyncio.run(run(Up(upstream, data_dir, bootstrap_servers, prefix, port, kafka_port))))
+    raise SystemExit(asyncio.run(run(Up(upstream, data_dir, bootstrap_servers, prefix, port, kafka_port, health_port))))
 
 
 def _require_services() -> None:

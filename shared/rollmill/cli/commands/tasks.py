@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rollmill.cli.options import Bootstrap, Prefix, kafka_settings, on_kafka
+from rollmill.errors import EXIT_NOT_IN_ORDER
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that have stopped over their limit of dead letters.")
 
@@ -21,12 +22,12 @@ def list_tasks(
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
 ) -> None:
-    """Show stopped tasks, each with the record in hand and its error. Exit code 1: there is one."""
+    """Show stopped tasks, each with the record in hand and its error. Exit code 3: there is one."""
     from rollmill.cli.stopped_tasks import print_stopped  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
     stopped = on_kafka(settings, print_stopped(settings, as_json=as_json))
-    raise SystemExit(1 if stopped else 0)
+    raise SystemExit(EXIT_NOT_IN_ORDER if stopped else 0)
 
 
 @app.command()

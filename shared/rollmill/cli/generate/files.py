@@ -7,6 +7,7 @@ from typing import Any
 
 import rollmill
 from rollmill.cli.generate.schemas import schema_files
+from rollmill.cli.generate.settings import settings_files
 from rollmill.cli.generate.topics import GENERATED, asyncapi_document, topic_table, topics_document
 from rollmill.errors import ConfigurationError
 
@@ -23,7 +24,7 @@ def expected_files(root: Path) -> dict[Path, str]:
     }
     expected = {root / "schemas" / name: text for name, text in files.items()}
     expected[root / README] = with_table((root / README).read_text(encoding="utf-8"))
-    return expected
+    return expected | {root / name: text for name, text in settings_files().items()}
 
 
 def differing(root: Path) -> list[Path]:

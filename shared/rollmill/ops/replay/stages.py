@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Protocol, get_type_hints
-
-from pydantic import ValidationError
+from typing import Any, Protocol
 
 from rollmill.errors import ConfigurationError, InvalidInputError
 from rollmill.models import Evaluation, EvaluatorSpec, Trajectory
 from rollmill.runtime.stream.processor import Processor
-from rollmill.settings import KafkaSettings, ServiceSettings
+from rollmill.settings import KafkaSettings, ServiceSettings, load
+from rollmill.settings.programs import program_settings
 
 STAGES = "rollmill.stages"
 GRADERS = "rollmill.graders"
@@ -50,10 +49,9 @@ def settings_of(service: str, into: KafkaSettings, options: Mapping[str, Any]) -
     kind = _settings_class(service)
     known = {name: value for name, value in options.items() if name in kind.model_fields}
     try:
-        return kind(**{**known, **into.model_dump(), "hand_over": "batches", "dead_letter_limit": NO_LIMIT})
-    except ValidationError as error:
-        complaints = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise InvalidInputError(f"settings of the {service}: {complaints}") from error
+        return load(kind, **{**known, **into.model_dump(), "hand_over": "batches", "dead_letter_limit": NO_LIMIT})
+    except ConfigurationError as error:
+        raise InvalidInputError(f"settings of the {service}: {error}") from error
 
 
 def check_options(options: Mapping[str, Any], services: tuple[str, ...]) -> None:
@@ -76,8 +74,7 @@ def grader_of(service: str, settings: ServiceSettings) -> ReplayGrader:
 
 
 def _settings_class(service: str) -> type[ServiceSettings]:
-    kind: type[ServiceSettings] = get_type_hints(_load(service))["settings"]
-    return kind
+    return program_settings(service)[service]
 
 
 def _load(service: str) -> Callable[..., Any]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.supervisor.restart_policy import RestartPolicy
 from rollmill.runtime.supervisor.supervisor import DEFAULT_POLICY, DRAIN_ORDER, Supervisor, service_program
 from rollmill.settings import KafkaSettings
+
+NO_PORTS: Mapping[str, int] = MappingProxyType({})
 
 
 @asynccontextmanager
@@ -21,16 +25,20 @@ async def running_services(
     environment: Mapping[str, str],
     report: Callable[[str], None],
     policy: RestartPolicy = DEFAULT_POLICY,
+    health_ports: Mapping[str, int] = NO_PORTS,
 ) -> AsyncIterator[Supervisor]:
     """Create the topics, start the services, and yield once all are ready; drained in order at the end.
 
     ``environment`` is what the services get (``PATH``, ``ROLLMILL_*``); cluster, prefix and counts of ``settings``
-    are laid over it. Raises ConfigurationError where the topics differ, FatalError where a service gives up.
+    are laid over it. ``health_ports``: by service, else free ones.
+
+    Raises ConfigurationError where the topics differ, FatalError where a service gives up.
     """
     await apply_topics(settings)
     async with Supervisor(log_directory, environment=environment, report=report, policy=policy) as supervisor:
         for service in DRAIN_ORDER:
-            await supervisor.start(service_program(service, kafka_environment(settings)))
+            program = service_program(service, kafka_environment(settings))
+            await supervisor.start(replace(program, health_port=health_ports.get(service)))
         await supervisor.wait_ready()
         yield supervisor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -22,8 +23,11 @@ HOST = "127.0.0.1"
 PROBE_SECONDS = 0.1
 ANSWER_SECONDS = 2.0
 """Of a health server."""
-LOG_TAIL_BYTES = 2000
+LOG_TAIL_BYTES = 20_000
 DEFAULT_POLICY = RestartPolicy()
+
+REFUSED = "rollmill: "
+"""Begins the one line of a program that was refused before it had a log."""
 
 DRAIN_ORDER = ("capture", "builder", "evaluator", "reward-merger", "batcher")
 """From the source downstream: what one service still emits, the next one can still take."""
@@ -37,6 +41,8 @@ class Program:
     module: str
     env: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    health_port: int | None = None
+    """None: a free one."""
 
 
 @dataclass
@@ -53,10 +59,13 @@ class _Child:
     failures: int = 0
     last_exit: int | None = None
 
-    def log_tail(self) -> str:
+    def why(self) -> str:
+        """The last error in the log, in one line; without one, the log's last line."""
         if not self.log.exists():
-            return ""
-        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+            return f"{self.log} is empty"
+        lines = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
+        errors = filter(None, map(error_of, reversed(lines)))
+        return f"{next(errors, None) or (lines or ['it wrote nothing'])[-1]} (log: {self.log})"
 
 
 class Supervisor:
@@ -93,7 +102,7 @@ class Supervisor:
         """Start a program and keep it running. Raises FatalError where one of that name runs."""
         if (known := self._children.get(program.name)) and known.monitor and not known.monitor.done():
             raise FatalError(f"{program.name} runs already")
-        child = _Child(program, free_port(), self._logs / f"{program.name}.log")
+        child = _Child(program, program.health_port or free_port(), self._logs / f"{program.name}.log")
         self._children[program.name] = child
         await self._spawn(child)
         child.monitor = asyncio.create_task(self._monitor(child), name=f"monitor {program.name}")
@@ -101,7 +110,7 @@ class Supervisor:
     async def wait_ready(self, *names: str, timeout: float = 90.0) -> None:  # noqa: ASYNC109  # callers read it as such
         """Wait until ``/ready`` of the named programs (none named: all) answers.
 
-        Raises FatalError, with the end of its log, when a program gave up or is not ready in time.
+        Raises FatalError, with the last error of its log, when a program gave up or is not ready in time.
         """
         for name in names or tuple(self._children):
             child = self._children[name]
@@ -109,7 +118,7 @@ class Supervisor:
                 async with asyncio.timeout(timeout):
                     await self._until_ready(child)
             except TimeoutError as error:
-                message = f"{name} is not ready after {timeout:g} s; the end of {child.log}:\n{child.log_tail()}"
+                message = f"{name} is not ready after {timeout:g} s: {child.why()}"
                 raise FatalError(message) from error
 
     def health_url(self, name: str) -> str:
@@ -196,7 +205,7 @@ class Supervisor:
         return self._policy.after(code, failures=child.failures, stop_requested=requested)
 
     def _report_fatal_exit(self, child: _Child) -> None:
-        message = f"{child.program.name} stopped for good (exit code 70); the end of {child.log}:\n{child.log_tail()}"
+        message = f"{child.program.name} stopped for good (exit code 70): {child.why()}"
         self._report(message)
         if self._fatal_exit is not None and not self._fatal_exit.done():
             self._fatal_exit.set_result(message)
@@ -205,8 +214,21 @@ class Supervisor:
         while not await is_ready(HOST, child.health_port):
             if child.monitor is not None and child.monitor.done():
                 name, code = child.program.name, child.last_exit
-                raise FatalError(f"{name} ended with {code} before it was ready:\n{child.log_tail()}")
+                raise FatalError(f"{name} ended with {code} before it was ready: {child.why()}")
             await asyncio.sleep(PROBE_SECONDS)
+
+
+def error_of(line: str) -> str | None:
+    """What a line of a service's log reports as an error; None: it reports none."""
+    if line.startswith(REFUSED):
+        return line.removeprefix(REFUSED)
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or found.get("level") not in ("error", "critical"):
+        return None
+    return str(found.get("error") or found.get("event"))
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

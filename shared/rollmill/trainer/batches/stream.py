@@ -11,7 +11,7 @@ from typing import Any, Self
 from rollmill.errors import ConfigurationError, InvalidInputError, RetryableError
 from rollmill.models import BatchHeader, PolicyVersion
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
-from rollmill.settings import KafkaSettings
+from rollmill.settings import KafkaSettings, load
 from rollmill.trainer.batches.rank_assignment import RankAssignment
 from rollmill.trainer.batches.rank_consumer import RankConsumer
 from rollmill.trainer.batches.staleness_filter import FilterResult, StaleAction, filter_step, unknown_epochs
@@ -69,7 +69,7 @@ class BatchStream:
         timeout: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        settings = settings or KafkaSettings()
+        settings = settings or load(KafkaSettings)
         if not 0 <= rank < world_size <= settings.batch_partitions:
             raise ConfigurationError(
                 f"rank {rank} of {world_size}: ranks count from 0, and at most {settings.batch_partitions} "

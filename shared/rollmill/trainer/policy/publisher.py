@@ -11,7 +11,7 @@ from rollmill.models import PolicyAnnouncement, PolicyVersion
 from rollmill.models.versions import LARGEST_VERSION, skips_epochs
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
-from rollmill.settings import KafkaSettings
+from rollmill.settings import KafkaSettings, load
 from rollmill.topics import POLICIES
 from rollmill.trainer.event_loop_thread import EventLoopThread
 from rollmill.trainer.policy.capture_client import Captures
@@ -35,7 +35,7 @@ class PolicyPublisher:
         clock: Clock | None = None,
         captures: Captures | None = None,
     ) -> None:
-        self._settings = settings or KafkaSettings()
+        self._settings = settings or load(KafkaSettings)
         self._policy = policy
         self._run = run or self._settings.run
         self._clock = clock or SystemClock()

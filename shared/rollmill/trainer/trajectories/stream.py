@@ -11,7 +11,7 @@ from rollmill.errors import ConfigurationError, InvalidInputError
 from rollmill.models import Disposition, Purpose, TokenDisposition, Trace, Trajectory, outcome
 from rollmill.runtime.kafka.clients import KafkaClients
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
-from rollmill.settings import KafkaSettings
+from rollmill.settings import KafkaSettings, load
 from rollmill.topics import TRAJECTORIES
 from rollmill.trainer.batches.stream import NoBatch
 from rollmill.trainer.consumer_mode import require_consumer_mode
@@ -72,7 +72,7 @@ class TrajectoryStream:
         timeout: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._settings = settings or KafkaSettings()
+        self._settings = settings or load(KafkaSettings)
         count = TRAJECTORIES.partitions(self._settings)
         if not 0 <= rank < world_size <= count:
             raise ConfigurationError(f"rank {rank} of {world_size}: at most {count} ranks, counted from 0, can read")

@@ -1,4 +1,4 @@
-"""Settings common to all programs, from ``ROLLMILL_*`` environment variables; each field gives its reason."""
+"""Settings common to all programs; the text below a field is its description, here and in docs/settings.md."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rollmill.errors import InvalidInputError
 from rollmill.models.spec_maxima import SpecMaxima
 from rollmill.runtime.failpoints import Failpoints
+from rollmill.settings.sources import ProgramSettings
 
 PACKAGE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 
 
-class KafkaSettings(BaseSettings):
+class KafkaSettings(ProgramSettings):
     """How to reach the log, and how a run's topics are called."""
 
-    # A complaint would show all that was given, secrets with it.
-    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True, hide_input_in_errors=True)
-
     bootstrap_servers: str = "127.0.0.1:9092"
+    """Kafka's addresses, ``host:port``, separated by commas."""
     prefix: str = Field(default="rollmill.", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\.$|^$")
     """Begins every topic name, group and transactional id: several runs can share a cluster."""
     partitions: PositiveInt = 8
@@ -35,6 +33,7 @@ class KafkaSettings(BaseSettings):
     transaction_timeout_ms: PositiveInt = 30_000
     """After this the broker aborts what a dead process left open."""
     request_timeout_ms: PositiveInt = 20_000
+    """For one request to the broker."""
     session_timeout_ms: PositiveInt = 10_000
     """After this a silent member of a group counts as dead. Whoever joins waits for it, so it has to be well below
     the request timeout, or a join after a crash is given up again and again."""
@@ -57,7 +56,9 @@ class KafkaSettings(BaseSettings):
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     """PLAIN sends the password itself, so it is allowed with TLS alone."""
     sasl_username: str = ""
+    """The user, where the protocol is SASL."""
     sasl_password: SecretStr | None = None
+    """The user's password."""
     tls_ca_file: Path | None = None
     """PEM of the authorities that may have signed the broker's certificate; None: those that the system trusts."""
     tls_certificate_file: Path | None = None
@@ -70,6 +71,13 @@ class KafkaSettings(BaseSettings):
     """Whether the broker's certificate must name the host that was asked; False for tunnels alone."""
     failpoints: str = ""
     """For tests of failures alone: where this program ends, fails or is suspended (`rollmill.runtime.failpoints`)."""
+
+    @field_validator("prefix", mode="before")
+    @classmethod
+    def _ends_with_a_dot(cls, text: object) -> object:
+        if isinstance(text, str) and text and not text.endswith("."):
+            raise ValueError(f"it has to end with a dot, such as {text}.")
+        return text
 
     @field_validator("failpoints")
     @classmethod
@@ -107,12 +115,14 @@ class ServiceSettings(KafkaSettings):
     process_index: NonNegativeInt = 0
     """This process runs the tasks p with p mod processes = process_index; the StatefulSet's ordinal."""
     processes: PositiveInt = 1
+    """How many processes of this service share its tasks."""
     poll_ms: PositiveInt = 50
     """Longest wait for the first record of a poll batch: the floor of latency when idle."""
     linger_ms: NonNegativeInt = 0
     """Pause after a transaction, in which records gather: fewer, larger transactions, so far less work for a small
     broker; every stage's latency grows by it. A full batch is not waited on."""
     poll_records: PositiveInt = 500
+    """Most records of one transaction."""
     poll_bytes: PositiveInt = 16 * 2**20
     """Records beyond this many bytes wait for the next transaction: bounds memory and transaction size."""
     timer_seconds: float = Field(default=0.25, gt=0)
@@ -129,17 +139,28 @@ class ServiceSettings(KafkaSettings):
     dead_letter_leak: PositiveInt = 100
     """Good records that forgive one dead letter."""
     health_host: str = "127.0.0.1"
+    """Address of /live, /ready and /metrics."""
     health_port: NonNegativeInt = 0
     """Of /live, /ready and /metrics; 0 takes a free port and logs it."""
     strategy_modules: str = Field(default="", pattern=rf"^ *({PACKAGE}( *, *{PACKAGE})*)? *$")
     """Packages with classes that a spec or a setting may name as ``module:ClassName``, separated by commas: ``mypkg``
     allows ``mypkg`` and ``mypkg.graders``. Specs come from clients and importing a module runs it, so by default there
     are none, and strategies are those that installed packages register as entry points. Every service of a prefix, and
-    the command line, needs the same list. It is read from the environment alone."""
-    log_level: str = "INFO"
+    the command line, needs the same list."""
+    tokenizer_folders: str = ""
+    """Folders, separated by commas, below which a spec may name a tokenizer's file; by default none. It is read where
+    sessions are opened, built and inspected."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
+    """Lines below this level are left out."""
     log_json: bool = True
+    """One JSON object per line; false: text for people."""
     host_label: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     """Names the process in logs; never in an output record."""
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _in_capitals(cls, level: object) -> object:
+        return level.upper() if isinstance(level, str) else level
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -155,12 +176,11 @@ class ServiceSettings(KafkaSettings):
         return self
 
 
-class ClientSettings(BaseSettings):
+class ClientSettings(ProgramSettings):
     """How an agent's harness reaches capture."""
 
-    model_config = SettingsConfigDict(env_prefix="ROLLMILL_", extra="ignore", frozen=True, hide_input_in_errors=True)
-
     capture_url: str = "http://127.0.0.1:8700"
+    """Base URL of capture."""
     api_key: SecretStr | None = None
     """The tenant's key; None: capture listens on loopback and asks for none."""
 

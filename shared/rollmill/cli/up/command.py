@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
-from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
 
+from rollmill.cli.up.preflight import (
+    check_ports,
+    check_settings,
+    check_upstream,
+    prepare_directory,
+    refuse_another_run,
+)
+from rollmill.cli.up.progress import watch
 from rollmill.errors import EXIT_DRAINED, EXIT_FATAL
-from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.admin import apply_topics
 from rollmill.runtime.kafka.embedded import BrokerConfig, EmbeddedKafka
-from rollmill.runtime.supervisor import Supervisor, running_services
-from rollmill.settings import KafkaSettings
-from rollmill.topics import BATCHES, BUILT, COMPLETIONS, DEAD_LETTERS, EVALUATIONS, TRAJECTORIES, Topic
+from rollmill.runtime.supervisor import DRAIN_ORDER, Supervisor, running_services
+from rollmill.settings import KafkaSettings, load
 
-WATCHED = (COMPLETIONS, BUILT, EVALUATIONS, TRAJECTORIES, BATCHES, DEAD_LETTERS)
-WATCH_SECONDS = 5.0
+TARGETS = "metrics-targets.json"
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,17 @@ class Up:
     prefix: str | None
     port: int
     kafka_port: int
+    health_port: int | None = None
+    """Of the first service, the others follow; None: free ones."""
 
     def settings(self, bootstrap_servers: str) -> KafkaSettings:
         given: dict[str, Any] = {} if self.prefix is None else {"prefix": self.prefix}
-        return KafkaSettings(bootstrap_servers=bootstrap_servers, **given)
+        return load(KafkaSettings, bootstrap_servers=bootstrap_servers, **given)
+
+    def health_ports(self) -> dict[str, int]:
+        """By service; none: they take free ones."""
+        first = self.health_port
+        return {} if first is None else {service: first + place for place, service in enumerate(DRAIN_ORDER)}
 
     def environment(self) -> dict[str, str]:
         """The environment of this process, so that ``ROLLMILL_*`` reaches the services; options override it."""
@@ -76,13 +88,34 @@ def _cancel_at_a_signal(work: asyncio.Task[None]) -> None:
 
 async def _serve(up: Up) -> None:
     """Run until cancelled (then drain), or until a service must not be restarted."""
+    _check(up)
     async with _kafka(up) as bootstrap_servers:
         settings = up.settings(bootstrap_servers)
-        services = running_services(settings, up.data_dir / "logs", environment=up.environment(), report=typer.echo)
+        await apply_topics(settings)
+        await refuse_another_run(settings)
+        services = running_services(
+            settings,
+            up.data_dir / "logs",
+            environment=up.environment(),
+            report=typer.echo,
+            health_ports=up.health_ports(),
+        )
         async with services as supervisor:
             typer.echo(f"capture: ready at http://127.0.0.1:{up.port}, in front of {up.upstream}")
+            _report_metrics(supervisor, up)
             typer.echo(f"Kafka: {bootstrap_servers}, topics {settings.prefix}*; Ctrl-C drains and stops")
-            await _until_alarm(supervisor, settings)
+            await _until_alarm(supervisor)
+
+
+def _check(up: Up) -> None:
+    """Raises ConfigurationError for whatever can be known before anything starts."""
+    check_upstream(up.upstream)
+    os.environ.update(up.environment())
+    check_settings()
+    prepare_directory(up.data_dir)
+    kafka = {} if up.bootstrap_servers is not None else {"--kafka-port": up.kafka_port}
+    metrics = {f"--health-port ({service})": port for service, port in up.health_ports().items()}
+    check_ports({"--port": up.port, **kafka, **metrics})
 
 
 @asynccontextmanager
@@ -95,9 +128,9 @@ async def _kafka(up: Up) -> AsyncIterator[str]:
         yield kafka.bootstrap_servers
 
 
-async def _until_alarm(supervisor: Supervisor, settings: KafkaSettings) -> None:
-    """Print what arrives in the topics, until a service has stopped for good."""
-    progress = asyncio.create_task(watch_topics(settings, typer.echo))
+async def _until_alarm(supervisor: Supervisor) -> None:
+    """Print what the services count, until one of them has stopped for good."""
+    progress = asyncio.create_task(watch(_health_urls(supervisor), typer.echo))
     try:
         await supervisor.fatal_exit()
     finally:
@@ -105,31 +138,17 @@ async def _until_alarm(supervisor: Supervisor, settings: KafkaSettings) -> None:
         await asyncio.gather(progress, return_exceptions=True)
 
 
-async def watch_topics(settings: KafkaSettings, report: Callable[[str], None]) -> None:
-    """Report the end offsets of the main topics whenever they have changed, until cancelled.
-
-    Offsets count the markers of transactions, too: a measure of progress, not a number of records.
-    """
-    reported = ""
-    async with KafkaClients(settings).reading(reset="earliest") as consumer:
-        while True:
-            try:
-                ends = await consumer.end_offsets([tp for topic in WATCHED for tp in _partitions(topic, settings)])
-            except KafkaError as error:
-                line = f"log: Kafka does not answer ({type(error).__name__})"
-            else:
-                line = _line(ends, settings)
-            if line != reported:
-                report(line)
-            reported = line
-            await asyncio.sleep(WATCH_SECONDS)
+def _health_urls(supervisor: Supervisor) -> dict[str, str]:
+    return {service: supervisor.health_url(service) for service in DRAIN_ORDER}
 
 
-def _partitions(topic: Topic, settings: KafkaSettings) -> list[TopicPartition]:
-    name = topic.full_name(settings.prefix)
-    return [TopicPartition(name, number) for number in range(topic.partitions(settings))]
-
-
-def _line(ends: dict[TopicPartition, int], settings: KafkaSettings) -> str:
-    sums = {topic.name: sum(ends[tp] for tp in _partitions(topic, settings)) for topic in WATCHED}
-    return "log: " + ", ".join(f"{name} {offset}" for name, offset in sums.items())
+def _report_metrics(supervisor: Supervisor, up: Up) -> None:
+    """Where metrics are, on the console and in a file that Prometheus reads (``file_sd_configs``)."""
+    urls = _health_urls(supervisor)
+    targets = [
+        {"targets": [url.removeprefix("http://")], "labels": {"service": service}} for service, url in urls.items()
+    ]
+    path = up.data_dir / TARGETS
+    path.write_text(json.dumps(targets, indent=2) + "\n", encoding="utf-8")
+    shown = ", ".join(f"{service} {url}/metrics" for service, url in urls.items())
+    typer.echo(f"metrics: {shown}; for Prometheus: {path}")

@@ -33,6 +33,7 @@ SETTING = re.compile(r"(?<![\w-])ROLLMILL_[A-Z0-9_]*[A-Z0-9]\b")
 METRIC = re.compile(r"(?<![\w./-])rollmill_\w+[\w…<]")
 CONFIGURED = {".py", ".yml", ".yaml", ".sh", ".tpl"}
 NO_MODULES = {
+    "rollmill.toml": "the settings file",
     "rollmill.job": "a label of containers",
     "rollmill.client.reward": "the function, as users call it",
 }

@@ -61,7 +61,7 @@ class Running:
         upstream = ["--upstream", f"http://127.0.0.1:{self.engine_port}"]
         command = [sys.executable, "-m", "rollmill.cli", "up", *upstream, *ports, "--data-dir", str(self.directory)]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def read_until(self, process: subprocess.Popen[str], text: str) -> None:
         """Read the command's output up to a line with ``text``; the whole of it when the program ends before."""
@@ -128,10 +128,31 @@ def test_the_readme_examples_work_and_a_restart_keeps_the_data(running: Running)
     assert process.returncode == 0
 
 
-def test_a_service_that_cannot_start_stops_everything_loudly(running: Running) -> None:
-    running.port = running.engine_port
+def test_a_service_that_cannot_start_stops_everything_and_names_its_error(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLMILL_ADVANTAGE", "nope")
     with running.up() as process:
         out, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 70
-    assert "capture" in out
-    assert "batcher: exit code 0" in out
+    assert "batcher ended with 70 before it was ready: unknown strategy 'nope'" in out
+    assert "Traceback" not in out
+    assert "builder: exit code 0" in out
+
+
+def test_a5_a_second_up_beside_living_services_is_refused(running: Running, tmp_path: Path) -> None:
+    with running.up() as process:
+        running.read_until(process, "Ctrl-C drains")
+        assert any(line.startswith("metrics: capture http://127.0.0.1:") for line in running.lines)
+        targets = json.loads((running.directory / "metrics-targets.json").read_text())
+        assert [entry["labels"]["service"] for entry in targets][:2] == ["capture", "builder"]
+        address = f"127.0.0.1:{running.kafka_port}"
+        command = [sys.executable, "-m", "rollmill.cli", "up", "--upstream", f"http://127.0.0.1:{running.engine_port}"]
+        options = ["--bootstrap-servers", address, "--port", str(free_port()), "--data-dir", str(tmp_path / "second")]
+        second = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 70
+        assert f"services of another process serve the prefix 'rollmill.' on {address}" in second.stderr
+        running.read_until(process, "engine http://127.0.0.1")
+        process.send_signal(signal.SIGINT)
+        running.read_until(process, "drained")
+    assert any("reports token ids" in line for line in running.lines)

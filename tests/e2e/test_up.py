@@ -135,7 +135,7 @@ def test_a_service_that_cannot_start_stops_everything_and_names_its_error(
     with running.up() as process:
         out, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 70
-    assert "batcher ended with 70 before it was ready: unknown strategy 'nope'" in out
+    assert re.search("batcher ended with 70 before it was ready: .*'nope'", out)
     assert "Traceback" not in out
     assert "builder: exit code 0" in out
 
@@ -152,7 +152,6 @@ def test_a5_a_second_up_beside_living_services_is_refused(running: Running, tmp_
         second = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 70
         assert f"services of another process serve the prefix 'rollmill.' on {address}" in second.stderr
-        running.read_until(process, "engine http://127.0.0.1")
+        running.read_until(process, "since the start: sessions ended 0")
         process.send_signal(signal.SIGINT)
         running.read_until(process, "drained")
-    assert any("reports token ids" in line for line in running.lines)

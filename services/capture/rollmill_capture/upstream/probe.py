@@ -124,7 +124,8 @@ class Probe:
     def _report(self, target: Target, found: Capability) -> None:
         log = structlog.get_logger()
         fields = {"upstream": target.base_url, "engine": found.kind.value, "ids": found.ids}
-        self.metrics.gauge("engine_ids", float(found.ids is True), upstream=target.base_url, engine=found.kind.value)
+        if found.ids is not None:  # an engine that refuses the question shows it by its first reply
+            self.metrics.gauge("engine_ids", float(found.ids), upstream=target.base_url, engine=found.kind.value)
         if found.ids is False:
             log.warning("the engine's answers have no ids: its calls are recorded, and not trained", **fields)
         else:

@@ -63,7 +63,7 @@ def fault_of(work: Callable[[], object]) -> str | None:
     return None
 
 
-MESSAGEPACK_DEPTH = 500
+MESSAGEPACK_DEPTH = 300
 """Of trees that are packed; the packer itself stops at 511."""
 
 

@@ -154,6 +154,19 @@ async def test_nobody_there_is_told_with_advice() -> None:
         HttpClient("localhost:8700").post("/v1/sessions", {})
 
 
+def test_b1_a_wrong_address_is_told_at_once_and_given_up_after_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    pauses: list[float] = []
+    web = HttpClient("http://127.0.0.1:9", patience=600.0, sleep=pauses.append, now=lambda: sum(pauses))
+    with pytest.raises(CaptureUnreachableError, match="no capture answers at http://127"):
+        web.post("/v1/sessions", {}, first=True)
+    assert sum(pauses) == 10.0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith("trying for 10 s")
+    with pytest.raises(CaptureUnreachableError):  # a session that was opened is closed with all patience
+        web.post("/v1/sessions/s/close", {})
+    assert sum(pauses) == 610.0
+
+
 def test_a_session_is_known_inside_its_block_only() -> None:
     with pytest.raises(InvalidInputError, match="inside `with"):
         _ = rollmill.session().base_url

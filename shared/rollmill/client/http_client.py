@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +16,9 @@ from rollmill.errors import InvalidInputError, RetryableError, RollmillError
 RETRY_LATER = (429, 503)
 """HTTP statuses with a ``retry-after`` header."""
 UNREACHABLE_SECONDS = 1.0
+FIRST_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 class CaptureRefusedError(RollmillError):
@@ -46,9 +50,16 @@ class HttpClient:
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises CaptureRefusedError and CaptureUnreachableError."""
-        end = self.now() + self.patience
+    def post(self, path: str, body: dict[str, Any], *, first: bool = False) -> dict[str, Any]:
+        """Raises CaptureRefusedError and CaptureUnreachableError.
+
+        ``first``: nothing of this capture was heard before, so where no one answers the address is probably wrong, and
+        only `FIRST_SECONDS` are waited. A capture that admits no more is waited for as long as ``patience`` says.
+        """
+        began = self.now()
+        end = began + self.patience
+        reachable_until = min(end, began + FIRST_SECONDS) if first else end
+        reported = False
         while True:
             try:
                 return self._post(path, body)
@@ -56,10 +67,13 @@ class HttpClient:
                 pause = self._pause(error)
                 if pause is None or self.now() + pause > end:
                     raise
-            except CaptureUnreachableError:
+            except CaptureUnreachableError as error:
                 pause = UNREACHABLE_SECONDS
-                if self.now() + pause > end:
+                if self.now() + pause > reachable_until:
                     raise
+                if not reported:
+                    _log.warning("%s; trying for %.0f s", error, reachable_until - self.now())
+                reported = True
             self.sleep(pause)
 
     def _pause(self, error: CaptureRefusedError) -> float | None:

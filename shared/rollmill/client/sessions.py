@@ -51,7 +51,7 @@ class Session:
 
     def open(self) -> None:
         """Raises CaptureRefusedError, after waiting for as long as capture asks to, and CaptureUnreachableError."""
-        self._opened = self._web.post("/v1/sessions", self._spec)
+        self._opened = self._web.post("/v1/sessions", self._spec, first=True)
 
     def close(self) -> None:
         """Close the session. Repeating it with the same content is safe: capture answers again."""
@@ -111,7 +111,8 @@ def session(
     """A session of ``task``, one of ``group_size`` that answer the same prompt.
 
     ``url``, ``api_key``: of capture; None: ``ROLLMILL_CAPTURE_URL`` and ``ROLLMILL_API_KEY``. ``patience``: seconds to
-    wait while capture admits no more. ``spec``: the other fields of `rollmill.models.SessionSpec`, and ``session_id``.
+    wait while capture admits no more; one that does not answer at all is given ten. ``spec``: the other fields of
+    `rollmill.models.SessionSpec`, and ``session_id``.
     """
     settings = load(ClientSettings)
     key = api_key if api_key is not None else settings.key
@@ -139,4 +140,4 @@ def reward(
     settings = load(ClientSettings)
     web = HttpClient(url or settings.capture_url, api_key if api_key is not None else settings.key, patience)
     body = fields if value is None else {"reward": value, **fields}
-    return str(web.post(f"/v1/sessions/{session_id}/reward", body)["evaluation_id"])
+    return str(web.post(f"/v1/sessions/{session_id}/reward", body, first=True)["evaluation_id"])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 127
 BY_SIGNAL = 128
+SHOWN_PROBLEMS = 10
 """Exit codes as a shell has them."""
 
 
@@ -80,8 +81,10 @@ def inspect(
 
     query = SessionQuery(source, attempt, builder, json_object(config))
     problems = show(query, kafka_settings(bootstrap_servers, prefix), tokenizer, full=full, as_json=as_json)
-    for problem in problems:
+    for problem in problems[:SHOWN_PROBLEMS]:
         typer.echo(f"rollmill: {source}, {problem}", err=True)
+    if len(problems) > SHOWN_PROBLEMS:
+        typer.echo(f"rollmill: {source}, and {len(problems) - SHOWN_PROBLEMS} more", err=True)
 
 
 def run_in_session(session: Session, command: Sequence[str]) -> int:
@@ -98,6 +101,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     try:
         process = subprocess.Popen(command, env=environment)  # noqa: S603  # the user's own command
     except FileNotFoundError:
+        typer.echo(f"rollmill: {command[0]}: command not found", err=True)
         return NOT_FOUND
     with _forwarding_signals(process):
         code = process.wait()

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import shutil
 import signal
 import subprocess
-import sys
 import zipfile
 from asyncio.subprocess import Process
 from collections.abc import Callable
@@ -31,7 +29,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[2]
 START = ROOT / "deploy" / "start.sh"
-INSTALL_SECONDS, READY_SECONDS = 600, 60
+READY_SECONDS = 60
 
 BARE = """
 import importlib.util, pkgutil, sys
@@ -44,33 +42,7 @@ assert "site-packages" in rollmill.__file__, rollmill.__file__
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for name in copied_into_images():
-        into = source / name
-        into.parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, into)
-    image_step(source, "wheel", str(source), str(out))
-    (built,) = out.iterdir()
-    return built
-
-
-def copied_into_images() -> list[str]:
-    """Files and folders of the stage that builds the wheel, as the Dockerfile has them; its steps are ours, too."""
-    stage = (ROOT / "Dockerfile").read_text().partition("AS wheel")[2].partition("\nFROM ")[0]
-    assert "RUN deploy/image.sh wheel /source /dist\n" in stage
-    assert 'RUN deploy/image.sh install /dist /opt/rollmill "${SERVICE:?is missing}${EXTRAS:+,$EXTRAS}"\n' in stage
-    return [name for names in re.findall(r"^COPY (.+) \S+$", stage, re.MULTILINE) for name in names.split()]
-
-
-def image_step(directory: Path, *words: str) -> None:
-    environment = {**os.environ, "PYTHON": sys.executable}
-    command = [str(ROOT / "deploy" / "image.sh"), *words]
-    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_SECONDS, cwd=directory, env=environment)
-
-
-@pytest.fixture(scope="session")
-def environment_with(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def environment_with(wheel: Path, install: Callable[[str], Path]) -> Callable[[str], Path]:
     """Python of an empty environment with the wheel and one extra ("" is none).
 
     Extras that ask for the same packages share one: installing takes longer than all that is tested.
@@ -80,7 +52,7 @@ def environment_with(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> C
     def python_with(extra: str) -> Path:
         wanted = requirements(wheel, extra)
         if wanted not in made:
-            made[wanted] = install(wheel, extra, tmp_path_factory.mktemp("venv"))
+            made[wanted] = install(extra)
         return made[wanted]
 
     return python_with
@@ -93,11 +65,6 @@ def requirements(wheel: Path, extra: str) -> frozenset[str]:
         asked = message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
     marked = f"extra == '{extra}'" if extra else "no extra"
     return frozenset(line.partition(";")[0] for line in asked if line.rstrip().endswith(marked))
-
-
-def install(wheel: Path, extra: str, directory: Path) -> Path:
-    image_step(directory, "install", str(wheel.parent), str(directory / "venv"), extra)
-    return directory / "venv" / "bin" / "python"
 
 
 def test_the_bare_wheel_imports_without_torch_and_without_a_service(

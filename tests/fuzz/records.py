@@ -64,7 +64,7 @@ def fault_of(work: Callable[[], object]) -> str | None:
 
 
 MESSAGEPACK_DEPTH = 300
-"""Of trees that are packed; the packer itself stops at 511."""
+"""Of trees that are packed: the packer itself stops at 511, and Python's stack has to hold two calls per level."""
 
 
 def some_world(rng: random.Random, session_id: str) -> World:

@@ -1,4 +1,4 @@
-"""A task over its limit of dead letters: it is shown, and an operator lets it go on (boundary F2)."""
+"""A task over its limit of dead letters: it is shown, and an operator lets it go on (F2)."""
 
 from __future__ import annotations
 

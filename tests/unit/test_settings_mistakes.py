@@ -1,4 +1,4 @@
-"""Every mistake in the settings is one line that names the variable, in any program (first-hour A3, A4, B2, B3)."""
+"""Every mistake in the settings is one line that names the variable, in any program (A3, A4, B2, B3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollmill up` answers mistakes before anything starts, in one line (first-hour A3, B7, B8, B9)."""
+"""`rollmill up` answers mistakes before anything starts, in one line (A3, B7, B8, B9)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``rollmill``: the commands and their options, a file per group of commands, assembled here.
 
-services (up), sessions (exec, reward, inspect), accounting (ledger, evals), topics (topics, tail, schemas), dlq,
+services (up, init), sessions (exec, reward, inspect), accounting (ledger, evals), topics (topics, tail, schemas), dlq,
 tasks, maintenance (batches, blobs), replay. These files define options and messages only: what a command does is
 imported from `rollmill.cli`, `rollmill.ops` and `rollmill.runtime` when it runs, so that ``rollmill --help`` is quick.
 """
@@ -30,6 +30,7 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(maintenance.blobs_app, name="blobs")
 app.command("replay")(replay.replay)
 app.command("up")(services.up)
+app.command("init")(services.init)
 app.command("exec")(sessions.execute)
 app.command("reward")(sessions.reward)
 app.command("tail")(topics.tail)

@@ -1,4 +1,4 @@
-"""``rollmill up``: Kafka and all services on one machine."""
+"""``rollmill up`` and ``init``: Kafka and all services on one machine, and a project to begin with."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def up(
 
     _require_services()
     raise SystemExit(asyncio.run(run(Up(upstream, data_dir, bootstrap_servers, prefix, port, kafka_port, health_port))))
+
+
+def init(directory: Annotated[Path, typer.Argument(help="A new folder; its name begins the run's topics.")]) -> None:
+    """Write a small project: agent, grader, trainer, settings. It trains as it is."""
+    from rollmill.cli.init import write_project  # noqa: PLC0415
+
+    for path in write_project(directory):
+        typer.echo(f"written: {path}")
+    typer.echo(f"next: cd {directory}, and follow README.md")
 
 
 def _require_services() -> None:

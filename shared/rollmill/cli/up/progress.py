@@ -19,7 +19,6 @@ EVENTS = {
     ("builder", "sessions_closed"): "sessions ended",
     ("reward-merger", "graded"): "trajectories graded",
     ("reward-merger", "ungraded"): "not graded",
-    ("batcher", "groups_closed"): "groups closed",
     ("batcher", "steps"): "steps",
 }
 """What is shown of ``rollmill_stage_events_total``, by component and event."""

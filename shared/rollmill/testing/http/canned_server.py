@@ -101,10 +101,12 @@ async def _read_request(reader: asyncio.StreamReader) -> CannedRequest:
 
 
 @asynccontextmanager
-async def canned_server(respond: Callable[[CannedRequest], CannedResponse]) -> AsyncIterator[CannedServer]:
-    """A server on a free port of the loopback; its ``url`` has no path."""
+async def canned_server(
+    respond: Callable[[CannedRequest], CannedResponse], port: int = 0
+) -> AsyncIterator[CannedServer]:
+    """A server on loopback; its ``url`` has no path. ``port`` 0: a free one."""
     canned = CannedServer(respond)
-    server = await asyncio.start_server(canned.accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(canned.accept, "127.0.0.1", port)
     canned.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield canned

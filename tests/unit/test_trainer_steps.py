@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -200,3 +201,17 @@ def test_the_sdk_imports_without_torch() -> None:
     program = "import sys; sys.modules['torch'] = None; import rollmill.trainer; print('imported')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "imported\n"
+
+
+def test_b10_a_step_and_its_micro_batches_are_shown_in_one_line() -> None:
+    shown = step(0)
+    assert repr(shown).startswith("<Step 0 of run 'run': ")
+    assert len(repr(shown)) < 200
+    summary = shown.summary()
+    assert json.loads(json.dumps(summary)) == summary
+    assert (summary["step"], summary["micro_batches"]) == (0, len(shown))
+    for batch in shown:
+        for layout in (batch, batch.padded()):
+            assert "input_ids int64[" in repr(layout)
+            assert "\n" not in repr(layout)
+            assert len(repr(layout)) < 600

@@ -16,16 +16,21 @@ def nowhere() -> Iterator[KafkaSettings]:
     """An address that is taken and answers nobody."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        yield KafkaSettings(bootstrap_servers=f"127.0.0.1:{taken.getsockname()[1]}")
+        yield KafkaSettings(bootstrap_servers=f"127.0.0.1:{taken.getsockname()[1]}", connect_seconds=0.1)
 
 
-def test_a_stream_says_that_it_cannot_begin(nowhere: KafkaSettings) -> None:
-    with BatchStream(settings=nowhere) as stream, pytest.raises(FatalError, match="no producer"):
+def test_b11_a_stream_without_kafka_waits_and_says_what_to_do_in_one_line(
+    nowhere: KafkaSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    advice = rf"^Kafka does not answer at {nowhere.bootstrap_servers}; start it with `rollmill up`, or set \S+$"
+    with BatchStream(settings=nowhere) as stream, pytest.raises(ConfigurationError, match=advice) as caught:
         stream.state_dict()
+    assert caught.value.__cause__ is None
+    assert [record.getMessage().partition(" yet; ")[2] for record in caplog.records] == ["trying for 0.1 s"]
 
 
-def test_a_publisher_says_that_it_cannot_begin(nowhere: KafkaSettings) -> None:
-    with PolicyPublisher(settings=nowhere) as publisher, pytest.raises(FatalError, match="no producer"):
+def test_b11_a_publisher_without_kafka_says_the_same(nowhere: KafkaSettings) -> None:
+    with PolicyPublisher(settings=nowhere) as publisher, pytest.raises(ConfigurationError, match="rollmill up"):
         publisher.update(1)
 
 

@@ -34,6 +34,8 @@ class KafkaSettings(ProgramSettings):
     """After this the broker aborts what a dead process left open."""
     request_timeout_ms: PositiveInt = 20_000
     """For one request to the broker."""
+    connect_seconds: float = Field(default=60.0, ge=0)
+    """How long a starting service, or a trainer's stream, waits for Kafka before it gives up."""
     session_timeout_ms: PositiveInt = 10_000
     """After this a silent member of a group counts as dead. Whoever joins waits for it, so it has to be well below
     the request timeout, or a join after a crash is given up again and again."""
@@ -129,8 +131,6 @@ class ServiceSettings(KafkaSettings):
     """How often timers and cuts are looked at."""
     deadline_seconds: float = Field(default=20.0, gt=0)
     """For every await on the broker; below the transaction timeout."""
-    connect_seconds: float = Field(default=60.0, ge=0)
-    """How long a starting service waits for Kafka before it gives up."""
     drain_seconds: float = Field(default=30.0, gt=0)
     """How long a stopping service may take to finish what is in hand; below the pod's grace period."""
     dead_letter_limit: PositiveInt = 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -25,8 +26,11 @@ from rollmill.settings import KafkaSettings
 SECONDS = 5.0
 """For each attempt to connect."""
 CLOSING_SECONDS = 1.0
+RETRY_SECONDS = 0.5
 HOSTNAME_MISMATCH, ADDRESS_MISMATCH = 62, 64
 """OpenSSL's codes: the certificate is valid, but for another name."""
+
+log = logging.getLogger(__name__)
 
 
 async def diagnose_refusal(settings: KafkaSettings) -> None:
@@ -43,6 +47,37 @@ async def diagnose_refusal(settings: KafkaSettings) -> None:
         if advice is not None:
             raise ConfigurationError(f"Kafka at {host}:{port} refuses this client: {advice}") from failure
         return
+
+
+async def await_broker(settings: KafkaSettings) -> None:
+    """Wait until a broker listens, for ``connect_seconds``. Raises ConfigurationError, with advice, after that."""
+    began = asyncio.get_running_loop().time()
+    reported = False
+    while not await _listens(settings):
+        waited = asyncio.get_running_loop().time() - began
+        if waited >= settings.connect_seconds:
+            raise ConfigurationError(
+                f"Kafka does not answer at {settings.bootstrap_servers}; start it with `rollmill up`, or set "
+                "ROLLMILL_BOOTSTRAP_SERVERS"
+            )
+        if not reported:
+            where, seconds = settings.bootstrap_servers, settings.connect_seconds
+            log.warning("Kafka does not answer at %s yet; trying for %g s", where, seconds)
+        reported = True
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _listens(settings: KafkaSettings) -> bool:
+    """Whether anything accepts connections at one of the addresses."""
+    for host, port, _ in collect_hosts(settings.bootstrap_servers, randomize=False):
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(SECONDS):
+                _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+            return True
+    return False
 
 
 async def _try_connect(host: str, port: int, **options: Any) -> Exception | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rollmill.trainer.layouts.micro_batch import MicroBatch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Step:
     """Iterate over it for micro-batches, the same number on every rank, then `ack` it.
 
@@ -34,7 +34,7 @@ class Step:
 
     records: StepRecords
     verdict: FilterResult
-    _acknowledge: Callable[[Step], None] = field(repr=False)
+    _acknowledge: Callable[[Step], None]
 
     @property
     def header(self) -> BatchHeader:
@@ -67,6 +67,31 @@ class Step:
     def arrays(self) -> tuple[PackedArrays, ...]:
         """The micro-batches as numpy arrays, stale traces cleared."""
         return tuple(pack(batch, self._kept(batch)) for batch in self.records.batches)
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers of the step, plain JSON: what a log line or an experiment tracker shows of it."""
+        header, sums = self.header, self.denominators
+        return {
+            "run": header.run,
+            "step": header.step,
+            "rank": header.rank,
+            "micro_batches": len(self),
+            "groups": sums.groups,
+            "rollouts": sums.rollouts,
+            "tokens": sums.tokens,
+            "weighted_tokens": sums.weighted_tokens,
+            "policy_version": list(self.version),
+            "traces": len(header.table),
+            "cleared_traces": self.verdict.cleared,
+            "packing_efficiency": header.packing_efficiency,
+        }
+
+    def __repr__(self) -> str:
+        sums = self.denominators
+        return (
+            f"<Step {self.number} of run {self.header.run!r}: {len(self)} micro-batches, {sums.groups} groups, "
+            f"{sums.rollouts} rollouts, {sums.tokens} tokens to train, policy {self.version}>"
+        )
 
     def __len__(self) -> int:
         return len(self.records.batches)

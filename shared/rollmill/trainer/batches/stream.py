@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from rollmill.errors import ConfigurationError, InvalidInputError, RetryableError
 from rollmill.models import BatchHeader, PolicyVersion
+from rollmill.runtime.kafka.connection_diagnostics import await_broker
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings, load
 from rollmill.trainer.batches.rank_assignment import RankAssignment
@@ -76,7 +77,7 @@ class BatchStream:
                 "(batch_partitions) of them can read"
             )
         require_consumer_mode(settings, "batches", "BatchStream")
-        self._rank, self._run = rank, settings.run
+        self._rank, self._run, self._settings = rank, settings.run, settings
         assignment = RankAssignment(rank, world_size, world_size)
         wanted = None if expect is None else frozenset((expect,) if isinstance(expect, str) else expect)
         self._consumer = RankConsumer(settings, policy, assignment, prefetch_steps, clock or SystemClock(), wanted)
@@ -148,7 +149,7 @@ class BatchStream:
         """
         wanted = StreamState.of_ranks([StreamState.read(each) for each in (state, *others)])
         self._open_steps.clear()
-        self._loop.call(self._consumer.open(wanted))
+        self._loop.call(self._open_at(wanted))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -157,8 +158,12 @@ class BatchStream:
 
     def _open(self) -> StreamState:
         if not (self._consumer.is_open or self._loop.closed):
-            self._loop.call(self._consumer.open())
+            self._loop.call(self._open_at())
         return self._consumer.position
+
+    async def _open_at(self, wanted: StreamState | None = None) -> None:
+        await await_broker(self._settings)
+        await self._consumer.open(wanted)
 
     def _await_step(self, wait: float | None) -> StepRecords | None:
         try:

@@ -43,6 +43,13 @@ class _Tensors:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
+    def summary(self) -> dict[str, str]:
+        """Type and shape of every tensor, such as ``int64[224]``, by its name."""
+        return {each.name: shown for each in fields(self) if (shown := _shape(getattr(self, each.name)))}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(f'{name} {shown}' for name, shown in self.summary().items())}>"
+
     def _each(self, action: Callable[[Tensor], Tensor]) -> Self:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return type(self)(**{name: _changed(value, action) for name, value in values.items()})
@@ -54,11 +61,18 @@ def _changed(value: Any, action: Callable[[Tensor], Tensor]) -> Any:
     return action(value) if _is_tensor(value) else value
 
 
+def _shape(value: Any) -> str:
+    """Empty for what is no tensor, and no map of tensors."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}:{_shape(each)}" for name, each in value.items())
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if _is_tensor(value) else ""
+
+
 def _is_tensor(value: object) -> bool:
     return hasattr(value, "pin_memory")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PaddedMicroBatch(_Tensors):
     """Rows [N, S]; see `rollmill.trainer.layouts.arrays.PaddedArrays` for what each holds."""
 
@@ -83,7 +97,7 @@ class PaddedMicroBatch(_Tensors):
     extras: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MicroBatch(_Tensors):
     """Packed tensors [T]; see `rollmill.trainer.layouts.arrays.PackedArrays` for what each holds.
 

@@ -10,6 +10,7 @@ from rollmill.errors import InvalidInputError
 from rollmill.models import PolicyAnnouncement, PolicyVersion
 from rollmill.models.versions import LARGEST_VERSION, skips_epochs
 from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.connection_diagnostics import await_broker
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings, load
 from rollmill.topics import POLICIES
@@ -127,6 +128,7 @@ class PolicyPublisher:
 
     async def _open(self) -> PolicyHistory:
         # In this order: starting the producer ends what a predecessor left open, so that the reading sees its end.
+        await await_broker(self._settings)
         await self._writer.start()
         return await read_history(self._clients, self._settings, self._policy, self._writer.deadline_seconds)
 

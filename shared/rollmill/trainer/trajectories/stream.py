@@ -10,6 +10,7 @@ from typing import Any, Self
 from rollmill.errors import ConfigurationError, InvalidInputError
 from rollmill.models import Disposition, Purpose, TokenDisposition, Trace, Trajectory, outcome
 from rollmill.runtime.kafka.clients import KafkaClients
+from rollmill.runtime.kafka.connection_diagnostics import await_broker
 from rollmill.runtime.telemetry.clock import Clock, SystemClock
 from rollmill.settings import KafkaSettings, load
 from rollmill.topics import TRAJECTORIES
@@ -162,11 +163,15 @@ class TrajectoryStream:
             )
         self._open_rollouts.clear()
         self._deferred.clear()
-        self._loop.call(self._consumer.open(watermarks))
+        self._loop.call(self._open_at(watermarks))
 
     def _open(self) -> None:
         if not (self._consumer.is_open or self._loop.closed):
-            self._loop.call(self._consumer.open())
+            self._loop.call(self._open_at())
+
+    async def _open_at(self, watermarks: dict[int, OffsetWatermark] | None = None) -> None:
+        await await_broker(self._settings)
+        await self._consumer.open(watermarks)
 
     def _next(self, wait: float | None) -> ReceivedTrajectory | None:
         try:

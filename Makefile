@@ -10,7 +10,7 @@ SEEDS ?= 20
 WITH_PROMETHEUS = prometheus=$$(.ci/debian-program prometheus prometheus unpacked) && export PATH="$$(dirname "$$prometheus"):$$PATH";
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz fuzz-http fuzz-records grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas dashboards dashboards-preview demo-sabotage chaos chaos-mutations clean
+.PHONY: help setup demo demo-llm test fuzz fuzz-http fuzz-records grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas dashboards dashboards-preview demo-sabotage chaos chaos-mutations dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -101,6 +101,9 @@ dashboards: $(STAMP) ## Write the dashboards and docs/metrics.md from the catalo
 
 dashboards-preview: $(STAMP) ## Play the demo under a Prometheus and draw every panel into .rollmill/dashboards
 	@$(WITH_PROMETHEUS) PYTHONPATH=examples $(BIN)/python -m dashboards preview $(ARGS)
+
+dist: $(STAMP) ## Build the wheel and the source archive, and check them as a package index does
+	@rm -rf dist && $(BIN)/python -m build && $(BIN)/twine check --strict dist/*
 
 clean: ## Remove caches and builds; .venv and the data of `rollmill up` stay
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import zipfile
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -58,13 +61,27 @@ def environment_with(wheel: Path, install: Callable[[str], Path]) -> Callable[[s
     return python_with
 
 
-def requirements(wheel: Path, extra: str) -> frozenset[str]:
-    """What an extra asks for beside the base, as the wheel's metadata has it."""
+def metadata_of(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        asked = message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
+        return message_from_bytes(archive.read(name))
+
+
+def requirements(wheel: Path, extra: str) -> frozenset[str]:
+    """What an extra asks for beside the base, as the wheel's metadata has it."""
+    asked = metadata_of(wheel).get_all("Requires-Dist", [])
     marked = f"extra == '{extra}'" if extra else "no extra"
     return frozenset(line.partition(";")[0] for line in asked if line.rstrip().endswith(marked))
+
+
+def test_a_package_index_would_take_the_wheel_and_its_links_lead_to_the_repository(wheel: Path) -> None:
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", str(wheel)], check=True, timeout=60)
+    text = metadata_of(wheel).get_payload()
+    assert isinstance(text, str)
+    targets = re.findall(r"\]\(([^)#][^)]*)\)", text)
+    assert len(targets) > 10
+    assert [target for target in targets if not target.startswith(("https://", "http://"))] == []
+    assert metadata_of(wheel)["Project-URL"]
 
 
 def test_the_bare_wheel_imports_without_torch_and_without_a_service(

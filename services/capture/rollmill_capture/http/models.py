@@ -31,8 +31,8 @@ class ModelsApi:
     context: CallContext
 
     async def models(self, request: Request) -> Response:
-        """The upstream's models; in Anthropic's shape for its clients."""
-        await self.context.resolver.calling_session(request)
+        """The upstream's models; in Anthropic's shape for its clients. No session is needed: many clients ask first."""
+        await self.context.resolver.require_reader(request)
         status, body = await self._models()
         if status == OK and "anthropic-version" in request.headers:
             body = {"data": [_anthropic_model(name) for name in _names(body)], "has_more": False}
@@ -49,7 +49,7 @@ class ModelsApi:
         return json_response(found[0], OK) if found else answer
 
     async def gemini_models(self, request: Request) -> Response:
-        await self.context.resolver.calling_session(request)
+        await self.context.resolver.require_reader(request)
         status, body = await self._models()
         return json_response(
             {"models": [_gemini_model(name) for name in _names(body)]} if status == OK else body, status

@@ -74,7 +74,8 @@ def client(app: Starlette) -> httpx.AsyncClient:
 
 
 def openai_client(app: Starlette, base_url: str = f"{BASE}/v1", key: str = "s") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, http_client=client(app))
+    http: Any = client(app)  # it takes httpx's client, too
+    return openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, http_client=http)
 
 
 @asynccontextmanager

@@ -47,8 +47,8 @@ class ResumeRequest(BaseModel):
 
     version: PolicyVersion | None = Field(
         default=None,
-        description="The version that the engines have loaded, as [epoch, version]: it labels calls from now on. null: no "
-        "new one.",
+        description="The version that the engines have loaded, as [epoch, version]: it labels calls from now on. null: "
+        "no new one.",
     )
     cache_reset: bool = Field(
         default=False, description="The engines have dropped their prefix caches together with the old weights."

@@ -44,6 +44,7 @@ from rollmill_capture.http.idempotency import Idempotency
 from rollmill_capture.http.keys import accepted_keys
 from rollmill_capture.http.model_calls import CallContext, CallEndpoint
 from rollmill_capture.http.models import ModelsApi
+from rollmill_capture.http.reference.endpoints import reference_routes
 from rollmill_capture.http.requests import SessionResolver
 from rollmill_capture.http.rewards import RewardApi
 from rollmill_capture.http.sessions import SessionApi
@@ -136,6 +137,7 @@ def assemble(parts: CaptureParts) -> Starlette:
             Route("/admin/policies/{policy}/pause", admin.pause, methods=["POST"]),
             Route("/admin/policies/{policy}/resume", admin.resume, methods=["POST"]),
             Route("/admin/policies/{policy}/status", admin.status),
+            *reference_routes(),
         ],
         exception_handlers={ApiError: reply_api_error, HTTPException: reply_http_error},
     )

@@ -65,7 +65,7 @@ class SessionSpec(Record):
     task_id: str | None = Field(default=None, description="Which task the agent works on; kept with what is trained.")
     group_id: Identifier | None = Field(
         default=None,
-        description="The group whose sessions are compared with each other. Without it the session is a group alone.",
+        description="The group: its sessions are compared with each other. Without it the session is a group alone.",
     )
     group_size: PositiveInt = Field(
         default=1, description="Sessions that the group will have; the same for all sessions of the group."

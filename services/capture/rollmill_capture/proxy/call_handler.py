@@ -208,9 +208,7 @@ class CallHandler:
         if relay.aborted is not None:
             return self._aborted(parsed)
         if not parsed.complete:
-            return incomplete(
-                parsed, failure or unusable(url, relay.beginning if parsed.incomplete == "not_sse" else b"")
-            )
+            return incomplete(parsed, failure or unusable(url, relay.beginning_of(parsed)))
         return CallReply(CallResult(CallStatus.OK, parsed, OK), relay.held)
 
     def _continues(self) -> bool:
@@ -235,10 +233,8 @@ class CallHandler:
         """All that was asked for was sampled before the engine broke off."""
         if self._relay is None:
             self._body["choices"][0]["finish_reason"] = TRUNCATED
-            parsed = self._parsed()
-            if not parsed.complete:
-                return incomplete(parsed)
-            return self._whole_reply(parsed, orjson.dumps(self._body), self._body)
+            parsed, raw = self._parsed(), orjson.dumps(self._body)
+            return self._whole_reply(parsed, raw, self._body) if parsed.complete else incomplete(parsed)
         like = self._relay.aborted or {}
         self._relay.start_next_part()
         self._relay.add_chunk(end_chunk(like))

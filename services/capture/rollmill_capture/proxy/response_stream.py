@@ -138,6 +138,10 @@ class StreamRelay:
         self.aborted: dict[str, Any] | None = None
         """The chunk with which the engine broke the reply off; what follows it is ignored."""
 
+    def beginning_of(self, parsed: ParsedReply) -> bytes:
+        """First bytes of a body that is no stream; empty: it is one."""
+        return self.beginning if parsed.incomplete == "not_sse" else b""
+
     def start_next_part(self) -> None:
         """What is fed from now on is another stream, with the rest of the reply."""
         self._parser, self._done, self.aborted = EventParser(), False, None

@@ -56,7 +56,7 @@ class SessionSummary(Body):
     session_id: str = Field(description="Id of the session.")
     attempt: int = Field(description="The session's newest attempt, from 1.")
     state: SessionState = Field(description="Whether it takes calls.")
-    base_url: str = Field(description="Base URL of an OpenAI client whose calls belong to the session.")
+    base_url: str = Field(description="Base URL for an OpenAI client: its calls belong to the session.")
 
 
 class SessionOpened(SessionSummary):

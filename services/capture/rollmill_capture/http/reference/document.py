@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-import rollmill
 from rollmill_capture.errors import EVENT_STREAM, JSON
 from rollmill_capture.http.reference.operations import API_OPERATIONS, OWN_OPERATIONS, REASONS, Operation
 
@@ -56,7 +56,7 @@ def openapi_document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Rollmill capture",
-            "version": rollmill.__version__,
+            "version": version("rollmill"),
             "description": _INTRODUCTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

@@ -10,6 +10,7 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY shared ./shared
 COPY services ./services
+COPY schemas ./schemas
 COPY deploy/image.sh ./deploy/image.sh
 RUN deploy/image.sh wheel /source /dist
 ARG SERVICE EXTRAS

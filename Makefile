@@ -94,6 +94,7 @@ up: $(STAMP) ## Run Kafka and all services here, e.g. ARGS="--upstream http://12
 
 schemas: $(STAMP) ## Write schemas/, the topic table of README.md and what the chart has of the settings and topics
 	@$(BIN)/rollmill schemas $(ARGS)
+	@$(BIN)/python -m rollmill_capture.http.reference.generate
 	@$(BIN)/python -m deploy.chart_files
 
 dashboards: $(STAMP) ## Write the dashboards and docs/metrics.md from the catalogue of metrics

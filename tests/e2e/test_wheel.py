@@ -41,6 +41,10 @@ import rollmill.strategies, rollmill.runtime.stream, rollmill.topics, rollmill.t
 assert importlib.util.find_spec("torch") is None
 assert importlib.util.find_spec("faststream") is None
 assert "site-packages" in rollmill.__file__, rollmill.__file__
+from rollmill import schemas
+assert schemas.load("openapi.json")["openapi"] == "3.1.0"
+assert schemas.load("trajectory.v1.schema.json")["title"] == "trajectory"
+assert schemas.text("asyncapi.yaml")
 """
 
 

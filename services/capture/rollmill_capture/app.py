@@ -137,8 +137,10 @@ class Program:
     @asynccontextmanager
     async def _probing(self, context: ServiceContext, client: httpx.AsyncClient) -> AsyncIterator[EngineCapabilities]:
         """What is known of the engines; a probe in the background adds to it."""
+        for url in self._settings.upstreams_without_scheme:
+            structlog.get_logger().warning("an upstream has no scheme; http:// is taken", upstream=url)
         engines = EngineCapabilities(RouteTable(self._settings).trained if self._settings.probe else ())
-        probing = asyncio.create_task(Probe(client, engines, context.metrics).watch())
+        probing = asyncio.create_task(Probe(client, engines, context.metrics, context.health.note).watch())
         try:
             yield engines
         finally:

@@ -14,7 +14,14 @@ JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 
 _CLOSING = (408, 413)
-_TYPES = {400: "invalid_request_error", 404: "not_found_error", 409: "conflict_error", 422: "invalid_request_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+"""OpenAI's names; every other status from 400 is "invalid_request_error", and from 500 "server_error"."""
+_SERVER_ERROR = 500
 
 
 class ErrorFormat(Protocol):
@@ -75,7 +82,7 @@ class ApiError(RollmillError):
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    kind = _TYPES.get(status, "server_error")
+    kind = _TYPES.get(status, "invalid_request_error" if status < _SERVER_ERROR else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 

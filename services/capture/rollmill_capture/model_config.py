@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, SecretStr
 
 from rollmill.models import CallKind, Identifier, PolicyVersion
 
@@ -30,6 +31,25 @@ class VersionSource(StrEnum):
     FIXED = "fixed"
 
 
+HTTP = "http://"
+URL_SCHEMES = (HTTP, "https://")
+
+
+def with_scheme(url: str) -> str:
+    """The URL; without a scheme (``127.0.0.1:8000``) it is one of HTTP."""
+    return url if "://" in url else HTTP + url
+
+
+def _checked_url(url: str) -> str:
+    host = urlsplit(with_scheme(url)).hostname if with_scheme(url).startswith(URL_SCHEMES) else None
+    if not host:
+        raise ValueError(f"{url!r} is not the URL of an upstream; give one like http://127.0.0.1:8000")
+    return url
+
+
+UpstreamUrl = Annotated[str, AfterValidator(_checked_url)]
+"""Base URL of an engine, with or without ``/v1``."""
+
 NativeApi = Literal["responses", "messages"]
 
 
@@ -38,9 +58,9 @@ class Route(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    upstream: str | None = None
+    upstream: UpstreamUrl | None = None
     """Base URL without ``/v1``; None: the setting ``upstream``."""
-    replicas: tuple[str, ...] = ()
+    replicas: tuple[UpstreamUrl, ...] = ()
     """Base URLs of further engines with the same model; a session stays with one of them as long as it is healthy."""
     model: str | None = None
     """The upstream's own name of the model; None: the client's."""

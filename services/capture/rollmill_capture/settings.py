@@ -13,7 +13,7 @@ from rollmill.errors import ConfigurationError
 from rollmill.models import LARGEST_REWARD
 from rollmill.settings import ServiceSettings
 from rollmill_capture.admission import AdmissionLimits
-from rollmill_capture.model_config import Route
+from rollmill_capture.model_config import Route, UpstreamUrl, with_scheme
 
 DIGEST = r"^[0-9a-fA-F]{64}$"
 
@@ -49,7 +49,7 @@ class CaptureSettings(ServiceSettings):
     """Calls in flight of one tenant at each replica. None: no limit."""
     public_url: str | None = None
     """What agents reach capture by; None: from ``host`` and ``port``."""
-    upstream: str = "http://127.0.0.1:8000"
+    upstream: UpstreamUrl = "http://127.0.0.1:8000"
     """Base URL of the engine, with or without ``/v1``."""
     upstream_api_key: SecretStr | None = None
     """The engine's own key, sent with every call. None: the engine asks for none."""
@@ -115,6 +115,13 @@ class CaptureSettings(ServiceSettings):
     def public(self) -> str:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
         return (self.public_url or f"http://{host}:{self.port}").rstrip("/")
+
+    @property
+    def upstreams_without_scheme(self) -> list[str]:
+        """Upstreams of which http:// is assumed."""
+        routes = (self.default_route, *self.routes.values())
+        given = [self.upstream, *(url for route in routes for url in (route.upstream or "", *route.replicas))]
+        return [url for url in dict.fromkeys(given) if url and url != with_scheme(url)]
 
     @property
     def policies(self) -> frozenset[str]:

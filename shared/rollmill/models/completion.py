@@ -148,12 +148,12 @@ class CompletionRecord(SessionEvent):
 
 class SessionClosed(SessionEvent):
     type: Literal["session_closed"] = "session_closed"
-    status: SessionStatus = SessionStatus.COMPLETED
-    error: str | None = None
-    output: JsonBytes | None = None
-    """What the agent produced, for the evaluators."""
-    reward: FiniteFloat | None = None
-    """Reported by the caller, for the evaluator ``reported``; None is never 0.0."""
+    status: SessionStatus = Field(default=SessionStatus.COMPLETED, description="How the session ended.")
+    error: str | None = Field(default=None, description="What went wrong, for people.")
+    output: JsonBytes | None = Field(default=None, description="What the agent produced, for the evaluators.")
+    reward: FiniteFloat | None = Field(
+        default=None, description="The caller's own reward, for the evaluator `reported`; null is no reward, never 0.0."
+    )
     at: EventTime = 0.0
 
 

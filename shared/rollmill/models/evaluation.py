@@ -35,18 +35,32 @@ class EvalResult(Record):
     become the traces' ``token_rewards``. Alone, their sum is the trace's reward.
     """
 
-    outcome_reward: Reward | None = None
-    trace_rewards: tuple[Reward | None, ...] | None = None
-    turn_rewards: tuple[tuple[Reward | None, ...] | None, ...] | None = None
-    """One entry per trace, in it one per turn: given at the turn's last token. None: nothing there."""
-    token_rewards: tuple[tuple[Reward, ...] | None, ...] | None = None
-    """One entry per trace, in it one per response token. None: nothing there."""
-    not_graded: str | None = None
-    """Reason code of an infrastructure failure, deadline or refusal; never a number."""
-    verdict: Verdict | None = None
-    """None: the evaluator says no more than its reward."""
-    components: dict[str, FiniteFloat] | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    outcome_reward: Reward | None = Field(default=None, description="Reward of the whole session.")
+    trace_rewards: tuple[Reward | None, ...] | None = Field(
+        default=None,
+        description="One reward per trace, in place of `outcome_reward`; null leaves that trace ungraded.",
+    )
+    turn_rewards: tuple[tuple[Reward | None, ...] | None, ...] | None = Field(
+        default=None,
+        description="Per trace, one reward per turn, given at the turn's last token. null: nothing there.",
+    )
+    token_rewards: tuple[tuple[Reward, ...] | None, ...] | None = Field(
+        default=None, description="Per trace, one reward per response token. null: nothing there."
+    )
+    not_graded: str | None = Field(
+        default=None,
+        description="Why there is no reward: the reason code of an infrastructure failure, a deadline or a refusal.",
+    )
+    verdict: Verdict | None = Field(
+        default=None,
+        description="What became of what the session handed in. Without it: no more is known than the reward.",
+    )
+    components: dict[str, FiniteFloat] | None = Field(
+        default=None, description="Parts of the reward by name, for reports."
+    )
+    metadata: dict[str, Any] = Field(
+        default_factory=dict, description="Anything of the grader's; it is kept with the evaluation."
+    )
 
     @model_validator(mode="after")
     def _graded_or_not(self) -> Self:

@@ -37,17 +37,22 @@ class RewardRule(StrEnum):
 class StrategySpec(Record):
     """A strategy by registered name or ``module:ClassName``, constructed as ``Class(**config)``."""
 
-    strategy: str = Field(min_length=1)
-    config: dict[str, Any] = Field(default_factory=dict)
+    strategy: str = Field(min_length=1, description="Registered name, or `module:ClassName`.")
+    config: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the strategy's class.")
 
 
 class EvaluatorSpec(StrategySpec):
     """A required evaluator of a session. ``name`` tells two of one strategy apart."""
 
-    name: Identifier | None = None
-    """None: the strategy's name with ``:`` written as ``.``."""
-    weight: FiniteFloat = Field(default=1.0, ge=0)
-    """In the weighted mean or sum of several evaluators; 0: awaited and kept as provenance, never counted."""
+    name: Identifier | None = Field(
+        default=None,
+        description="Name of this evaluator in the session. Without it: the strategy's name with `:` written as `.`.",
+    )
+    weight: FiniteFloat = Field(
+        default=1.0,
+        ge=0,
+        description="Weight in the mean or sum of several evaluators; 0: its grade is awaited and kept, never counted.",
+    )
 
     @property
     def label(self) -> str:
@@ -57,26 +62,46 @@ class EvaluatorSpec(StrategySpec):
 class SessionSpec(Record):
     """Everything known of a session when it opens."""
 
-    task_id: str | None = None
-    group_id: Identifier | None = None
-    """None: the session is a group of its own."""
-    group_size: PositiveInt = 1
-    policy: Identifier = "policy"
-    purpose: Purpose = Purpose.TRAIN
-    dataset: str | None = None
-    epoch: NonNegativeInt = 0
-    """Pass over the data set, for reports."""
-    builder: StrategySpec = StrategySpec(strategy="prefix_merging")
-    evaluators: tuple[EvaluatorSpec, ...] = ()
-    """Empty: the session is emitted ungraded at once (rule M2)."""
-    reward_rule: RewardRule = RewardRule.WEIGHTED_MEAN
-    deadline_seconds: FiniteFloat = Field(default=3600.0, gt=0)
-    """From opening; then the session is closed as TIMEOUT and partial traces are kept."""
-    idle_seconds: FiniteFloat = Field(default=1800.0, gt=0)
-    """From the last completion."""
-    evaluation_seconds: FiniteFloat = Field(default=1800.0, gt=0)
-    """From ``built``; then missing evaluations count as not graded, reason ``deadline``."""
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    task_id: str | None = Field(default=None, description="Which task the agent works on; kept with what is trained.")
+    group_id: Identifier | None = Field(
+        default=None,
+        description="The group: its sessions are compared with each other. Without it the session is a group alone.",
+    )
+    group_size: PositiveInt = Field(
+        default=1, description="Sessions that the group will have; the same for all sessions of the group."
+    )
+    policy: Identifier = Field(default="policy", description="Name of the policy that is trained.")
+    purpose: Purpose = Field(
+        default=Purpose.TRAIN,
+        description="`train`: becomes batches. `eval`: is graded, and never trained. `collect`: is only recorded.",
+    )
+    dataset: str | None = Field(default=None, description="Name of the data set that the task is from, for reports.")
+    epoch: NonNegativeInt = Field(default=0, description="Pass over the data set, for reports.")
+    builder: StrategySpec = Field(
+        default=StrategySpec(strategy="prefix_merging"), description="How the calls of the session become traces."
+    )
+    evaluators: tuple[EvaluatorSpec, ...] = Field(
+        default=(), description="What grades the session. Empty: it is passed on ungraded at once."
+    )
+    reward_rule: RewardRule = Field(
+        default=RewardRule.WEIGHTED_MEAN, description="How the grades of several evaluators become one reward."
+    )
+    deadline_seconds: FiniteFloat = Field(
+        default=3600.0,
+        gt=0,
+        description="Seconds from opening; then the session is closed as TIMEOUT, and what it has by then is kept.",
+    )
+    idle_seconds: FiniteFloat = Field(
+        default=1800.0, gt=0, description="Seconds from the last model call; then the session is closed as TIMEOUT."
+    )
+    evaluation_seconds: FiniteFloat = Field(
+        default=1800.0,
+        gt=0,
+        description="Seconds from the session's end; then missing grades count as not graded, reason `deadline`.",
+    )
+    metadata: dict[str, Any] = Field(
+        default_factory=dict, description="Anything of the caller's; it is kept in the trajectory."
+    )
 
     @model_validator(mode="after")
     def _evaluators_are_distinct(self) -> SessionSpec:

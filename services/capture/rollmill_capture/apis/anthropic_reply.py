@@ -39,13 +39,14 @@ _ERRORS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    409: "invalid_request_error",
     413: "request_too_large",
-    422: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
     529: "overloaded_error",
 }
+"""Every other status from 400 is "invalid_request_error", and from 500 "api_error"."""
+_SERVER_ERROR = 500
 
 
 class AnthropicErrorFormat:
@@ -53,7 +54,7 @@ class AnthropicErrorFormat:
 
     def error(self, status: int, message: str, param: str | None = None) -> dict[str, Any]:
         del param
-        kind = _ERRORS.get(status, "api_error")
+        kind = _ERRORS.get(status, "invalid_request_error" if status < _SERVER_ERROR else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
     def frame(self, status: int, message: str) -> bytes:

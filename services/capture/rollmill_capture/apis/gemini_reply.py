@@ -35,9 +35,12 @@ _STATUS = {
     404: "NOT_FOUND",
     409: "FAILED_PRECONDITION",
     429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
+"""Every other status from 400 is INVALID_ARGUMENT, and from 500 INTERNAL."""
+_SERVER_ERROR = 500
 
 
 class GeminiErrorFormat:
@@ -46,7 +49,8 @@ class GeminiErrorFormat:
 
     def error(self, status: int, message: str, param: str | None = None) -> dict[str, Any]:
         del param
-        return {"error": {"code": status, "message": message, "status": _STATUS.get(status, "INTERNAL")}}
+        kind = _STATUS.get(status, "INVALID_ARGUMENT" if status < _SERVER_ERROR else "INTERNAL")
+        return {"error": {"code": status, "message": message, "status": kind}}
 
     def frame(self, status: int, message: str) -> bytes:
         return b"data: " + orjson.dumps(self.error(status, message)) + b"\n\n"

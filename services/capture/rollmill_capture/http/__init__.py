@@ -6,4 +6,6 @@
 - `model_calls`: a model call by any API, up to its `CallHandler`; `models`: lists of models, counts of tokens.
 - `sessions`: open, show, close, with the bodies in `session_requests`; `rewards`: rewards from outside.
 - `admin`: pause and resume a policy.
+- `error_replies`: errors in the format of the API that is called.
+- `reference`: the OpenAPI document, its page, and docs/http.md.
 """

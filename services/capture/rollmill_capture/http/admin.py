@@ -30,19 +30,29 @@ BODY_BYTES = 64 * 1024
 class PauseRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    mode: PauseMode = PauseMode.WAIT
-    seconds: float = Field(default=60.0, ge=0)
-    """How long to wait for all replicas, and in mode ``wait`` for the calls in flight."""
+    mode: PauseMode = Field(
+        default=PauseMode.WAIT,
+        description="What becomes of the calls in flight. `wait`: the pause is complete when they have ended. `keep`: "
+        "they go on while the weights change. `abort_resume`: the engine aborts them, and capture continues them.",
+    )
+    seconds: float = Field(
+        default=60.0,
+        ge=0,
+        description="Seconds to wait for all replicas, and in mode `wait` for the calls in flight.",
+    )
 
 
 class ResumeRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: PolicyVersion | None = None
-    """What the engines have loaded: it labels calls from now on, before the topic ``policies`` announces it. None: no
-    new one."""
-    cache_reset: bool = False
-    """The engines have dropped their prefix caches with the old weights."""
+    version: PolicyVersion | None = Field(
+        default=None,
+        description="The version that the engines have loaded, as [epoch, version]: it labels calls from now on. null: "
+        "no new one.",
+    )
+    cache_reset: bool = Field(
+        default=False, description="The engines have dropped their prefix caches together with the old weights."
+    )
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,15 @@ from rollmill_capture.coordination.membership import Membership
 from rollmill_capture.coordination.policies import AnnouncedVersions, PolicyPauses
 from rollmill_capture.coordination.session_table import Position, SessionTable
 from rollmill_capture.coordination.tenants import QuotaGuard, TenantNames, TenantQuotas
-from rollmill_capture.errors import ApiError, error_body, json_response
+from rollmill_capture.errors import ApiError
 from rollmill_capture.event_log.event_writer import EventWriter
 from rollmill_capture.http.admin import AdminApi
+from rollmill_capture.http.error_replies import reply_api_error, reply_http_error
 from rollmill_capture.http.idempotency import Idempotency
 from rollmill_capture.http.keys import accepted_keys
 from rollmill_capture.http.model_calls import CallContext, CallEndpoint
 from rollmill_capture.http.models import ModelsApi
+from rollmill_capture.http.reference.endpoints import reference_routes
 from rollmill_capture.http.requests import SessionResolver
 from rollmill_capture.http.rewards import RewardApi
 from rollmill_capture.http.sessions import SessionApi
@@ -135,8 +137,9 @@ def assemble(parts: CaptureParts) -> Starlette:
             Route("/admin/policies/{policy}/pause", admin.pause, methods=["POST"]),
             Route("/admin/policies/{policy}/resume", admin.resume, methods=["POST"]),
             Route("/admin/policies/{policy}/status", admin.status),
+            *reference_routes(),
         ],
-        exception_handlers={ApiError: _reply_api_error, HTTPException: _reply_http_error},
+        exception_handlers={ApiError: reply_api_error, HTTPException: reply_http_error},
     )
     app.router.redirect_slashes, app.router.default = False, WithoutEmptySegments(app.router)
     return app
@@ -202,14 +205,3 @@ def _lookup_routes(models: ModelsApi) -> list[BaseRoute]:
         ("/v1/models/{model:path}:countTokens", models.count_gemini, "POST"),
     ]
     return [Route(f"{base}{path}", lookup, methods=[method]) for base in BASES for path, lookup, method in lookups]
-
-
-async def _reply_api_error(_: Request, error: Exception) -> Response:
-    if not isinstance(error, ApiError):
-        raise error
-    return error.response()
-
-
-async def _reply_http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return json_response(error_body(status, f"{request.method} {request.url.path}: {error}"), status)

@@ -17,6 +17,7 @@ from rollmill_capture.bodies import parse_object, read_body
 from rollmill_capture.errors import ApiError, ErrorFormat, json_response
 from rollmill_capture.http.model_calls import CallContext
 from rollmill_capture.upstream.client import Target, UpstreamError
+from rollmill_capture.upstream.unusable import unusable_answer
 
 BYTES_PER_TOKEN = 4
 """Of the estimate, where the engine counts nothing: English text in common vocabularies."""
@@ -31,8 +32,8 @@ class ModelsApi:
     context: CallContext
 
     async def models(self, request: Request) -> Response:
-        """The upstream's models; in Anthropic's shape for its clients."""
-        await self.context.resolver.calling_session(request)
+        """The upstream's models; in Anthropic's shape for its clients. No session is needed: many clients ask first."""
+        await self.context.resolver.require_reader(request)
         status, body = await self._models()
         if status == OK and "anthropic-version" in request.headers:
             body = {"data": [_anthropic_model(name) for name in _names(body)], "has_more": False}
@@ -49,7 +50,7 @@ class ModelsApi:
         return json_response(found[0], OK) if found else answer
 
     async def gemini_models(self, request: Request) -> Response:
-        await self.context.resolver.calling_session(request)
+        await self.context.resolver.require_reader(request)
         status, body = await self._models()
         return json_response(
             {"models": [_gemini_model(name) for name in _names(body)]} if status == OK else body, status
@@ -103,13 +104,15 @@ class ModelsApi:
         return len(orjson.dumps([fields.get("messages"), fields.get("tools")])) // BYTES_PER_TOKEN, False
 
     async def _models(self) -> tuple[int, Any]:
+        target = self.context.routes.find(None)
         try:
-            answer = await self.context.upstream.models(self.context.routes.find(None))
-            return answer.status_code, orjson.loads(answer.content)
+            answer = await self.context.upstream.models(target)
+            status, content = answer.status_code, answer.content
+            return status, orjson.loads(content)
         except UpstreamError as error:
             raise ApiError(error.status, str(error), retry=True) from error
         except orjson.JSONDecodeError as error:
-            raise ApiError(502, f"the upstream's list of models is no JSON: {error}", retry=True) from error
+            raise ApiError(502, unusable_answer(f"{target.base_url}/models", content), retry=True) from error
 
 
 def _names(body: Any) -> list[str]:

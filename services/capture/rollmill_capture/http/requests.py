@@ -78,6 +78,16 @@ class SessionResolver:
             raise ApiError(409, f"session {self.name_of(entry)!r} is closed and takes no more calls")
         return entry
 
+    async def require_reader(self, request: Request) -> None:
+        """For what is no session's own: a tenant's key or a session's token, where keys are required. A session in the
+        path has to be open. Raises ApiError (401, 404, 409).
+        """
+        presented = keys_of(request)
+        if request.path_params.get("session_id"):
+            await self.calling_session(request)
+        elif self.keys.required and not self.keys.tenants_of(presented):
+            await self._session_of_keys(presented, None)
+
     async def idempotency_scope(self, scope: Scope) -> str | None:
         """What a client's idempotency keys are unique in: its session's attempt. None: it may not call."""
         try:

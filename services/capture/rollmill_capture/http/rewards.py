@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import PositiveInt, ValidationError
+from pydantic import Field, PositiveInt, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -42,15 +42,16 @@ _IDENTITY = (
 class RewardRequest(EvalResult):
     """What a caller sends: the fields of an `EvalResult`, ``reward`` short for ``outcome_reward``, and the grader."""
 
-    evaluator: Identifier = "human"
-    """The evaluator of the session's spec that this answers, or any name."""
-    evaluation_id: Identifier | None = None
-    """None: made from the content, so that the same request again changes nothing."""
-    supersedes: Identifier | None = None
-    """The evaluation that this one revises."""
-    attempt: PositiveInt | None = None
-    """None: the session's newest."""
-    version: str | None = None
+    evaluator: Identifier = Field(
+        default="human", description="The evaluator of the session that this reward is from, or any name."
+    )
+    evaluation_id: Identifier | None = Field(
+        default=None,
+        description="Id of this reward. Without it: made from the content, so that a repeated request changes nothing.",
+    )
+    supersedes: Identifier | None = Field(default=None, description="`evaluation_id` of the reward that this revises.")
+    attempt: PositiveInt | None = Field(default=None, description="Attempt of the session. Without it: the newest.")
+    version: str | None = Field(default=None, description="Version of the grader, kept with the reward.")
 
 
 class RewardHistory:

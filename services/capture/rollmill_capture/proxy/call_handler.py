@@ -38,6 +38,7 @@ from rollmill_capture.proxy.tokenization import LOOKED_UP, prompt_ids, sampled_t
 from rollmill_capture.upstream.client import BAD_GATEWAY, Upstream, UpstreamError, upstream_error
 from rollmill_capture.upstream.formats.parsed_reply import ParsedReply, error_of
 from rollmill_capture.upstream.formats.upstream_format import CHAT, COMPLETIONS
+from rollmill_capture.upstream.unusable import unusable
 
 AFTER_DONE_SECONDS = 1.0
 """For the end of the body after the stream's last frame, so that the connection can be used again."""
@@ -123,10 +124,10 @@ class CallHandler:
                 ) as response:
                     if response.status_code != OK:
                         body = await self._upstream.read(response)
-                        return refused(request.formatter, response.status_code, response.headers, body)
+                        return refused(request.formatter, response, body)
                     if self._relay is None:
-                        return self._read_body(await self._upstream.read(response))
-                    return await self._read_stream(response.aiter_bytes(), self._relay)
+                        return self._read_body(await self._upstream.read(response), str(response.url))
+                    return await self._read_stream(response.aiter_bytes(), self._relay, str(response.url))
             except UpstreamError as error:
                 return unanswered(error)
 
@@ -157,20 +158,20 @@ class CallHandler:
             error = UpstreamError(f"its rest was refused with {response.status_code}", BAD_GATEWAY)
             return incomplete(parsed, error, not_continued=True)
         if self._relay is None:
-            return self._read_body(await self._upstream.read(response))
+            return self._read_body(await self._upstream.read(response), str(response.url))
         stream = ContinuedStream(
             response.aiter_bytes(), self._relay.aborted or {}, parsed.sampled_tokens, self._continuation.text_parser
         )
         self._relay.start_next_part()
-        return await self._read_stream(stream, self._relay)
+        return await self._read_stream(stream, self._relay, str(response.url))
 
-    def _read_body(self, raw: bytes) -> CallReply | None:
+    def _read_body(self, raw: bytes, url: str) -> CallReply | None:
         """A whole answer of the engine."""
         request = self._call.request
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:
-            return incomplete(ParsedReply(incomplete="not_json"))
+            return incomplete(ParsedReply(incomplete="not_json"), unusable(url, raw))
         if self._body is not None and error_of(body) is None:
             body = join_bodies(self._body, body, self._continuation.text_parser)
             raw = orjson.dumps(body)
@@ -189,7 +190,7 @@ class CallHandler:
         reply = shown if streams else Response(shown, OK, media_type=JSON)
         return CallReply(CallResult(CallStatus.OK, parsed, OK, response=kept), reply)
 
-    async def _read_stream(self, pieces: AsyncIterator[bytes], relay: StreamRelay) -> CallReply | None:
+    async def _read_stream(self, pieces: AsyncIterator[bytes], relay: StreamRelay, url: str) -> CallReply | None:
         """Forward until the body ends. After the last frame it is only read out, for a moment."""
         failure: UpstreamError | None = None
         try:
@@ -207,7 +208,7 @@ class CallHandler:
         if relay.aborted is not None:
             return self._aborted(parsed)
         if not parsed.complete:
-            return incomplete(parsed, failure)
+            return incomplete(parsed, failure or unusable(url, relay.beginning_of(parsed)))
         return CallReply(CallResult(CallStatus.OK, parsed, OK), relay.held)
 
     def _continues(self) -> bool:
@@ -232,10 +233,8 @@ class CallHandler:
         """All that was asked for was sampled before the engine broke off."""
         if self._relay is None:
             self._body["choices"][0]["finish_reason"] = TRUNCATED
-            parsed = self._parsed()
-            if not parsed.complete:
-                return incomplete(parsed)
-            return self._whole_reply(parsed, orjson.dumps(self._body), self._body)
+            parsed, raw = self._parsed(), orjson.dumps(self._body)
+            return self._whole_reply(parsed, raw, self._body) if parsed.complete else incomplete(parsed)
         like = self._relay.aborted or {}
         self._relay.start_next_part()
         self._relay.add_chunk(end_chunk(like))

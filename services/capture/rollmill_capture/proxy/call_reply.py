@@ -15,8 +15,11 @@ from rollmill_capture.errors import JSON, ApiError, json_response
 from rollmill_capture.proxy.recorder import CallResult
 from rollmill_capture.upstream.client import BAD_GATEWAY, UpstreamError
 from rollmill_capture.upstream.formats.parsed_reply import ParsedReply, error_of
+from rollmill_capture.upstream.unusable import unusable_answer
 
 OK = 200
+_OF_GATEWAYS = (429, 502, 503, 504)
+"""Statuses that a load balancer before the engine answers with, often with a page."""
 PASSED_ON = ("retry-after", "x-should-retry")
 """Headers of a refusal that tell clients what to do."""
 
@@ -31,8 +34,15 @@ class CallReply:
     reply: Response | bytes | ApiError
 
 
-def refused(formatter: ResponseFormatter, status: int, headers: httpx.Headers, body: bytes) -> CallReply:
-    """The upstream's refusal is passed on: as it is, or in the format of the caller's API where that is another."""
+def refused(formatter: ResponseFormatter, response: httpx.Response, body: bytes) -> CallReply:
+    """The upstream's refusal is passed on: as it is, or in the format of the caller's API where that is another.
+
+    A web page is no refusal of a model server: it is an error that names the address.
+    """
+    status, headers = response.status_code, response.headers
+    if status not in _OF_GATEWAYS and headers.get("content-type", "").startswith("text/html"):
+        fault = unusable_answer(f"{response.url} ({status})", body)
+        return CallReply(CallResult(CallStatus.ERROR, http_status=status, error=fault), ApiError(BAD_GATEWAY, fault))
     loaded = _loaded(body)
     message = error_of(loaded) or body[:200].decode("utf-8", "replace")
     hints = {name: headers[name] for name in PASSED_ON if name in headers}

@@ -22,6 +22,7 @@ from rollmill_capture.proxy.continuation import is_aborted, without_end
 from rollmill_capture.proxy.upstream_request import UpstreamRequest
 from rollmill_capture.sse import Comment, EventParser, EventTooLargeError, ServerEvent
 from rollmill_capture.upstream.formats.parsed_reply import ParsedReply, StreamAssembler
+from rollmill_capture.upstream.unusable import SHOWN_BYTES
 
 SETTLED = "rollmill.settled"
 """Key of the request's scope: the reply is recorded and whole, so it may be sent again to a client that retries."""
@@ -132,8 +133,14 @@ class StreamRelay:
         self._continues = continues
         self._held: list[bytes] = []
         self._done = False
+        self.beginning = b""
+        """First bytes of the body, for a message about what is no stream."""
         self.aborted: dict[str, Any] | None = None
         """The chunk with which the engine broke the reply off; what follows it is ignored."""
+
+    def beginning_of(self, parsed: ParsedReply) -> bytes:
+        """First bytes of a body that is no stream; empty: it is one."""
+        return self.beginning if parsed.incomplete == "not_sse" else b""
 
     def start_next_part(self) -> None:
         """What is fed from now on is another stream, with the rest of the reply."""
@@ -157,6 +164,8 @@ class StreamRelay:
         """Frames to forward at once."""
         if self.over:
             return b""  # nor is it kept: what comes after a failure may be as large as what failed
+        if len(self.beginning) < SHOWN_BYTES:
+            self.beginning += chunk[:SHOWN_BYTES]
         try:
             events = self._parser.feed(chunk)
         except EventTooLargeError as error:

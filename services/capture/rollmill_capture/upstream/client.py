@@ -22,7 +22,7 @@ import structlog
 from rollmill.errors import RollmillError
 from rollmill_capture.bodies import DecodingTransport, read_whole
 from rollmill_capture.coordination.policies import PausedPolicies
-from rollmill_capture.model_config import Route
+from rollmill_capture.model_config import Route, with_scheme
 from rollmill_capture.settings import CaptureSettings
 from rollmill_capture.upstream.formats.upstream_format import CHAT
 from rollmill_capture.upstream.http_transport import BrokenResponseError, HttpTransport, PooledTransport
@@ -277,7 +277,7 @@ def upstream_error(error: httpx.HTTPError, target: Target, *, began: bool = Fals
 
 
 def _root(url: str) -> str:
-    return url.rstrip("/").removesuffix("/v1")
+    return with_scheme(url).rstrip("/").removesuffix("/v1")
 
 
 def _headers(target: Target) -> dict[str, str]:

@@ -6,6 +6,7 @@ Never in the way: an engine that is not there yet is asked again, less and less 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any
@@ -19,10 +20,11 @@ from rollmill_capture.bodies import read_whole
 from rollmill_capture.model_config import EngineKind
 from rollmill_capture.sse import EventParser, ServerEvent
 from rollmill_capture.upstream.capabilities import Capability, EngineCapabilities, has_all_ids, request_token_ids
-from rollmill_capture.upstream.client import Target
+from rollmill_capture.upstream.client import Target, upstream_error
 from rollmill_capture.upstream.formats.chat_stream import ChatAssembler
 from rollmill_capture.upstream.formats.parsed_reply import ParsedReply
 from rollmill_capture.upstream.formats.upstream_format import CHAT
+from rollmill_capture.upstream.unusable import shown, unusable_answer
 
 OWNERS = {
     "vllm": EngineKind.VLLM,
@@ -44,6 +46,8 @@ class Probe:
     client: httpx.AsyncClient
     engines: EngineCapabilities
     metrics: Metrics
+    note: Callable[[str, str | None], None] = lambda _about, _text: None
+    """Shows what is wrong with an upstream, under its root; None: nothing is."""
 
     async def run(self) -> None:
         """Probe every replica of every upstream once with success. Cancel it at any time."""
@@ -68,17 +72,23 @@ class Probe:
 
     async def _until_known(self, root: str, target: Target) -> None:
         """``target``: this replica alone. One that is down is asked again until it comes up."""
+        reported = ""
         for pause in chain(PAUSES, repeat(PAUSES[-1])):
             try:
                 found = await self.probe(target)
             except (httpx.HTTPError, ValueError) as error:
                 self.engines.probe_ended(root)
-                structlog.get_logger().debug(
-                    "an engine could not be probed; it is tried again", upstream=root, seconds=pause, error=repr(error)
-                )
+                fault = _fault(target, error)
+                if fault != reported:
+                    structlog.get_logger().warning(
+                        "an upstream does not answer as a model server; it is asked again", upstream=root, error=fault
+                    )
+                reported = fault
+                self.note(root, fault)
                 await asyncio.sleep(pause)
             else:
                 self.engines.learn(root, found)
+                self.note(root, None)
                 self._report(target, found)
                 return
 
@@ -97,8 +107,13 @@ class Probe:
 
     async def _identify(self, target: Target) -> tuple[EngineKind, str | None]:
         response = await self._ask("GET", f"{target.base_url}/models", headers=_headers(target))
+        try:
+            body = orjson.loads(response.content)
+        except orjson.JSONDecodeError as error:
+            if response.is_server_error:
+                response.raise_for_status()
+            raise ValueError(unusable_answer(str(response.request.url), response.content)) from error
         response.raise_for_status()
-        body = orjson.loads(response.content)
         data = body.get("data") if isinstance(body, dict) else None
         first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
         model = target.route.model or first.get("id")
@@ -138,6 +153,13 @@ def _parse_stream(raw: bytes) -> ParsedReply:
         if isinstance(event, ServerEvent) and event.data.strip() != b"[DONE]":
             assembler.add(orjson.loads(event.data))
     return assembler.parsed()
+
+
+def _fault(target: Target, error: httpx.HTTPError | ValueError) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        status, content = error.response.status_code, error.response.content
+        return f"{error.request.url} answered {status}: {shown(content)}"
+    return str(upstream_error(error, target)) if isinstance(error, httpx.HTTPError) else str(error)
 
 
 def _headers(target: Target) -> dict[str, str]:

@@ -19,6 +19,7 @@ class Health:
         self._lock = threading.Lock()
         self._parts: dict[str, bool] = {}
         self._failure: str | None = None
+        self._notes: dict[str, str] = {}
 
     def expect(self, part: str) -> None:
         with self._lock:
@@ -27,6 +28,14 @@ class Health:
     def ready(self, part: str, *, ready: bool = True) -> None:
         with self._lock:
             self._parts[part] = ready
+
+    def note(self, about: str, text: str | None) -> None:
+        """Show a fault outside in /ready, which it leaves as it is; None: it is over."""
+        with self._lock:
+            if text is None:
+                self._notes.pop(about, None)
+            else:
+                self._notes[about] = text
 
     def fail(self, reason: str) -> None:
         with self._lock:
@@ -40,7 +49,8 @@ class Health:
         with self._lock:
             waiting = sorted(part for part, ready in self._parts.items() if not ready)
             good = not waiting and self._failure is None and bool(self._parts)
-            return (200 if good else 503, {"ready": good, "waiting": waiting})
+            notes = {"notes": dict(self._notes)} if self._notes else {}
+            return (200 if good else 503, {"ready": good, "waiting": waiting, **notes})
 
 
 class HealthServer:

@@ -4,7 +4,8 @@
 - `memory_task`: a processor without Kafka; `memory_kafka`: Kafka in memory, with `virtual_time`; `simulation`: agents
   and a model that produce completion records
 - `topic_log`: produce to and read from real topics; `processes`: services as processes
-- `memory_event_writer`, `tables`: fakes for capture; `http`: fake servers and one ASGI call
+- `memory_event_writer`, `tables`: fakes for capture; `http`: fake servers and one ASGI call; `toy_engine`: an engine
+  without a model, as a program for a first run
 - `samples`: trajectories, batches, sessions, repositories made by hand
 
 It may import the library, and no service.

@@ -16,7 +16,7 @@ def nowhere() -> Iterator[KafkaSettings]:
     """An address that is taken and answers nobody."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        yield KafkaSettings(bootstrap_servers=f"127.0.0.1:{taken.getsockname()[1]}", connect_seconds=0.1)
+        yield KafkaSettings(bootstrap_servers=f"127.0.0.1:{taken.getsockname()[1]}", kafka_seconds=0.1)
 
 
 def test_b11_a_stream_without_kafka_waits_and_says_what_to_do_in_one_line(

@@ -34,8 +34,8 @@ class KafkaSettings(ProgramSettings):
     """After this the broker aborts what a dead process left open."""
     request_timeout_ms: PositiveInt = 20_000
     """For one request to the broker."""
-    connect_seconds: float = Field(default=60.0, ge=0)
-    """How long a starting service, or a trainer's stream, waits for Kafka before it gives up."""
+    kafka_seconds: float = Field(default=60.0, ge=0)
+    """How long a trainer's stream or publisher waits for Kafka before it gives up."""
     session_timeout_ms: PositiveInt = 10_000
     """After this a silent member of a group counts as dead. Whoever joins waits for it, so it has to be well below
     the request timeout, or a join after a crash is given up again and again."""
@@ -129,6 +129,8 @@ class ServiceSettings(KafkaSettings):
     """Records beyond this many bytes wait for the next transaction: bounds memory and transaction size."""
     timer_seconds: float = Field(default=0.25, gt=0)
     """How often timers and cuts are looked at."""
+    connect_seconds: float = Field(default=60.0, ge=0)
+    """How long a starting service waits for Kafka before it gives up."""
     deadline_seconds: float = Field(default=20.0, gt=0)
     """For every await on the broker; below the transaction timeout."""
     drain_seconds: float = Field(default=30.0, gt=0)

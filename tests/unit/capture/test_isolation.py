@@ -72,6 +72,8 @@ BODIES: dict[str, Body] = {
     "/admin/policies/{policy}/pause": PAUSES,
     "/admin/policies/{policy}/resume": st.just({}),
     "/admin/policies/{policy}/status": st.just({}),
+    "/openapi.json": st.just({}),
+    "/docs": st.just({}),
 }
 """What every route may be sent, by its path behind the session's base; a route that is not here fails the tests."""
 

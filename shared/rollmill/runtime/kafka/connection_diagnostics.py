@@ -50,18 +50,18 @@ async def diagnose_refusal(settings: KafkaSettings) -> None:
 
 
 async def await_broker(settings: KafkaSettings) -> None:
-    """Wait until a broker listens, for ``connect_seconds``. Raises ConfigurationError, with advice, after that."""
+    """Wait until a broker listens, for ``kafka_seconds``. Raises ConfigurationError, with advice, after that."""
     began = asyncio.get_running_loop().time()
     reported = False
     while not await _listens(settings):
         waited = asyncio.get_running_loop().time() - began
-        if waited >= settings.connect_seconds:
+        if waited >= settings.kafka_seconds:
             raise ConfigurationError(
                 f"Kafka does not answer at {settings.bootstrap_servers}; start it with `rollmill up`, or set "
                 "ROLLMILL_BOOTSTRAP_SERVERS"
             )
         if not reported:
-            where, seconds = settings.bootstrap_servers, settings.connect_seconds
+            where, seconds = settings.bootstrap_servers, settings.kafka_seconds
             log.warning("Kafka does not answer at %s yet; trying for %g s", where, seconds)
         reported = True
         await asyncio.sleep(RETRY_SECONDS)

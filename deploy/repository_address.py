@@ -1,7 +1,7 @@
 """The repository's address, as pyproject.toml has it: ``python -m deploy.repository_address [URL | --check URL]``.
 
-Without an argument it is printed. With one, every file that has it gets the new one (``make address URL=…``). ``--check``
-compares only, for the release: an index page keeps its links for ever.
+Without an argument it is printed. With one, every file that has it gets the new one (``make address URL=…``).
+``--check`` compares only, for the release: an index page keeps its links for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-ADDRESS: Final = re.compile(r"https://[\w.-]+/[\w.-]+/[\w.-]+|https://rollmill\.example/rollmill")
+ADDRESS: Final = re.compile(r"https://[\w.-]+/[\w.-]+/[\w.-]+")
 
 
 def current(root: Path = ROOT) -> str:
@@ -34,7 +34,9 @@ def files_with(address: str, root: Path = ROOT) -> list[Path]:
 def move(address: str, root: Path = ROOT) -> list[Path]:
     """Write another address into every file that has the current one; returns the files. ValueError: not an address."""
     if not ADDRESS.fullmatch(address):
-        raise ValueError(f"{address!r} is not the address of a repository: https://host/owner/name, without a slash behind")
+        raise ValueError(
+            f"{address!r} is not the address of a repository: https://host/owner/name, without a slash behind"
+        )
     before = current(root)
     changed = files_with(before, root)
     for path in changed:

@@ -36,7 +36,7 @@ for more (`pip-licenses` lists what is installed in an environment).
 
 | package | asked for by | licence, as its metadata has it |
 |---|---|---|
-"""
+"""  # noqa: E501  # rows of a table
 
 
 def text() -> str:
@@ -61,9 +61,11 @@ def licence(about: PackageMetadata) -> str:
     """The SPDX expression, else the classifiers, else a short text of the old field. ValueError: there is none."""
     if expression := about.get("License-Expression"):
         return str(expression)
-    classifiers = [each.rpartition(" :: ")[2] for each in about.get_all("Classifier") or () if each.startswith("License")]
+    classifiers = [
+        each.rpartition(" :: ")[2] for each in about.get_all("Classifier") or () if each.startswith("License")
+    ]
     if classifiers:
-        return ", ".join(classifiers)
+        return ", ".join(each.rpartition(" :: ")[2] for each in classifiers)
     old = str(about.get("License") or "")
     if not 0 < len(old) <= LONGEST:
         raise ValueError(f"the metadata of {about['Name']} has no licence: give it in deploy/third_party.py")

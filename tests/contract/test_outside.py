@@ -144,7 +144,7 @@ def test_the_package_passes_the_checks_of_an_index(tmp_path: Path) -> None:
     (metadata,) = unpacked.glob("*.dist-info/METADATA")
     text = re.sub(r"^ *(`{3,}).*?^ *\1 *$", "", metadata.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert re.findall(r"\]\((?![a-z]+:|#)[^()\s]+\)", text) == []
-    assert f"![Throughput" in text
+    assert "![Throughput" in text
     assert f"]({repository_address.current()}/raw/v{rollmill.__version__}/docs/images/overview.png)" in text
 
 

@@ -10,7 +10,7 @@ SEEDS ?= 20
 WITH_PROMETHEUS = prometheus=$$(.ci/debian-program prometheus prometheus unpacked) && export PATH="$$(dirname "$$prometheus"):$$PATH";
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test fuzz fuzz-http fuzz-records grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas dashboards dashboards-preview demo-sabotage chaos chaos-mutations dist clean
+.PHONY: help setup demo demo-llm test fuzz fuzz-http fuzz-records grading-soak check lint types fmt bench bench-batcher bench-builder bench-builder-memory bench-capture bench-recovery up schemas dashboards dashboards-preview demo-sabotage chaos chaos-mutations docs dist lowest address clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -92,10 +92,12 @@ bench-recovery: $(STAMP) ## Time from a builder's start to its first processed r
 up: $(STAMP) ## Run Kafka and all services here, e.g. ARGS="--upstream http://127.0.0.1:8000"
 	@$(BIN)/rollmill up $(ARGS)
 
-schemas: $(STAMP) ## Write schemas/, the topic table of README.md and what the chart has of the settings and topics
+schemas: $(STAMP) ## Write what follows from the code: schemas/, the README's topics, the chart's settings, docs/cli.md, docs/third-party.md
 	@$(BIN)/rollmill schemas $(ARGS)
 	@$(BIN)/python -m rollmill_capture.http.reference.generate
 	@$(BIN)/python -m deploy.chart_files
+	@$(BIN)/python -m deploy.cli_page
+	@$(BIN)/python -m deploy.third_party
 
 dashboards: $(STAMP) ## Write the dashboards and docs/metrics.md from the catalogue of metrics
 	@$(BIN)/python -m dashboards generate $(ARGS)
@@ -103,9 +105,20 @@ dashboards: $(STAMP) ## Write the dashboards and docs/metrics.md from the catalo
 dashboards-preview: $(STAMP) ## Play the demo under a Prometheus and draw every panel into .rollmill/dashboards
 	@$(WITH_PROMETHEUS) PYTHONPATH=examples $(BIN)/python -m dashboards preview $(ARGS)
 
-dist: $(STAMP) ## Build the wheel and the source archive, and check them as a package index does
-	@rm -rf dist && $(BIN)/python -m build && $(BIN)/twine check --strict dist/*
+docs: $(STAMP) ## Build the site of the documents into site/; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+
+dist: $(STAMP) ## Build the package into dist/ and check it as an index does
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist . >&2
+	@$(BIN)/twine check --strict dist/*
+
+lowest: ## Run the unit tests with the lowest versions that pyproject.toml allows, in an environment of their own
+	@.ci/lowest $(ARGS)
+
+address: $(STAMP) ## Set the repository's address in every file that has it: URL=https://host/owner/name
+	@$(BIN)/python -m deploy.repository_address $(URL)
 
 clean: ## Remove caches and builds; .venv and the data of `rollmill up` stay
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -14,6 +14,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from rollmill.cli.ledger.console import LedgerOptions, run
+from rollmill.cli.tail import follow
 from rollmill.codec import encode
 from rollmill.models import CompletionRecord, PolicySpan, PolicyVersion, SampledChoice
 from rollmill.ops.dlq import open_manager
@@ -170,6 +171,13 @@ async def test_the_oldest_pending_sessions_are_named_on_the_console(log: Log) ->
         await run(log.settings, options, texts.append)
     assert "3 tokens of old, attempt 1" in texts[0]
     assert json.loads(texts[1])["oldest"] == [{"session_id": "old", "attempt": 1, "tokens": 3, "since": 1000.0}]
+
+
+async def test_a_tail_shows_the_records_of_one_session(log: Log) -> None:
+    for session in ("a", "b", "a"):
+        await log.send(session, encode(call(session)))
+    lines = follow(log.settings, COMPLETIONS, from_beginning=True, limit=2, full=False, key="a")
+    assert [json.loads(line)["key"] async for line in lines] == ["a", "a"]
 
 
 async def test_a_reference_without_its_storage_is_not_counted_and_not_settled(log: Log) -> None:

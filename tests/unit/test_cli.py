@@ -121,3 +121,9 @@ def test_the_ledger_table_names_reasons_and_the_verdict() -> None:
 def test_a_readme_without_markers_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="topics:begin"):
         with_table("# nothing here\n")
+
+
+def test_the_version_is_an_option_too_and_topics_are_listed_as_json() -> None:
+    assert rollmill("--version").stdout == rollmill("version").stdout == "0.1.0\n"
+    listed = json.loads(rollmill("topics", "list", "--json").stdout)
+    assert "rollmill.completions" in listed

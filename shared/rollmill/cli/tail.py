@@ -25,15 +25,27 @@ POLL_MS = 500
 
 
 async def follow(
-    settings: KafkaSettings, topic: Topic, *, from_beginning: bool, limit: int | None, full: bool
+    settings: KafkaSettings,
+    topic: Topic,
+    *,
+    from_beginning: bool,
+    limit: int | None,
+    full: bool,
+    key: str | None = None,
 ) -> AsyncIterator[str]:
-    """Lines for the records of ``topic``: from the oldest, or from now on; ``limit`` None: no end."""
+    """Lines for the records of ``topic``: from the oldest, or from now on; ``limit`` None: no end.
+
+    ``key``: only records with this key; None: all.
+    """
+    wanted = None if key is None else key.encode()
     shown, claims = 0, ClaimCheck.of(settings)
     async with KafkaClients(settings).reading(reset="earliest") as consumer:
         await _assign(consumer, settings, topic, from_beginning=from_beginning)
         while limit is None or shown < limit:
             for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():
-                for record in records[: None if limit is None else limit - shown]:
+                for record in (each for each in records if wanted in (None, each.key)):
+                    if limit is not None and shown >= limit:
+                        break
                     shown += 1
                     yield await _line(claims, topic, record, full=full)
 

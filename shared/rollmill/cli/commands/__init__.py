@@ -18,29 +18,31 @@ from rollmill.errors import EXIT_FATAL, FatalError, RollmillError
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # what is left is a fault of ours: its whole traceback helps most
     help="From an agent's model calls to training batches.",
 )
-app.add_typer(config.app, name="config")
-app.add_typer(topics.topics_app, name="topics")
-app.add_typer(maintenance.batches_app, name="batches")
-app.command("evals")(accounting.evals)
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(maintenance.blobs_app, name="blobs")
-app.command("replay")(replay.replay)
-app.command("up")(services.up)
-app.command("init")(services.init)
-app.command("exec")(sessions.execute)
-app.command("reward")(sessions.reward)
-app.command("tail")(topics.tail)
-app.command("inspect")(sessions.inspect)
-app.command("ledger")(accounting.ledger)
-app.command("schemas")(topics.schemas)
-app.add_typer(tasks.app, name="tasks")
+RUN, LOOK, DECIDE, SOURCES = "Run", "Look at a run", "Decide about a run", "Topics, settings, schemas"
+"""Panels of ``--help``."""
+
+app.command("init", rich_help_panel=RUN)(services.init)
+app.command("up", rich_help_panel=RUN)(services.up)
+app.command("exec", rich_help_panel=RUN)(sessions.execute)
+app.command("ledger", rich_help_panel=LOOK)(accounting.ledger)
+app.command("inspect", rich_help_panel=LOOK)(sessions.inspect)
+app.command("tail", rich_help_panel=LOOK)(topics.tail)
+app.command("evals", rich_help_panel=LOOK)(accounting.evals)
+app.command("reward", rich_help_panel=DECIDE)(sessions.reward)
+app.add_typer(dlq.app, name="dlq", rich_help_panel=DECIDE)
+app.add_typer(tasks.app, name="tasks", rich_help_panel=DECIDE)
+app.command("replay", rich_help_panel=DECIDE)(replay.replay)
+app.add_typer(maintenance.batches_app, name="batches", rich_help_panel=DECIDE)
+app.add_typer(maintenance.blobs_app, name="blobs", rich_help_panel=DECIDE)
+app.add_typer(config.app, name="config", rich_help_panel=SOURCES)
+app.add_typer(topics.topics_app, name="topics", rich_help_panel=SOURCES)
+app.command("schemas", rich_help_panel=SOURCES)(topics.schemas)
 
 
-@app.command()
+@app.command(rich_help_panel=SOURCES)
 def version() -> None:
     """Print the version."""
     from rollmill import __version__  # noqa: PLC0415
@@ -48,11 +50,20 @@ def version() -> None:
     typer.echo(__version__)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     config_file: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="Settings; else ROLLMILL_CONFIG, else rollmill.toml.")
     ] = None,
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     """Set what all commands have."""
     if config_file is not None:

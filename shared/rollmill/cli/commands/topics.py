@@ -10,18 +10,21 @@ from typing import Annotated, Any
 
 import typer
 
-from rollmill.cli.options import Bootstrap, Prefix, kafka_settings, on_kafka
+from rollmill.cli.options import AsJson, Bootstrap, Prefix, kafka_settings, on_kafka
 from rollmill.errors import InvalidInputError
 
 topics_app = typer.Typer(no_args_is_help=True, help="The topics: list, create, verify, describe.")
 
 
 @topics_app.command("list")
-def list_topics(prefix: Prefix = None) -> None:
+def list_topics(as_json: AsJson = False, prefix: Prefix = None) -> None:
     """Print the full name and the meaning of every topic."""
     from rollmill.topics import REGISTRY  # noqa: PLC0415
 
     settings = kafka_settings(None, prefix)
+    if as_json:
+        typer.echo(json.dumps({topic.full_name(settings.prefix): topic.meaning for topic in REGISTRY}))
+        return
     for topic in REGISTRY:
         typer.echo(f"{topic.full_name(settings.prefix):32} {topic.meaning}")
 
@@ -56,6 +59,8 @@ def tail(
     from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start with the oldest record.")] = False,
     limit: Annotated[int | None, typer.Option(help="Stop after this many records.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not abbreviate arrays.")] = False,
+    session: Annotated[str | None, typer.Option(help="Only records with this session's id as their key.")] = None,
+    pretty: Annotated[bool, typer.Option("--pretty", help="Indent each record, instead of one line.")] = False,
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
 ) -> None:
@@ -63,8 +68,8 @@ def tail(
     from rollmill.cli.tail import follow  # noqa: PLC0415
 
     settings = kafka_settings(bootstrap_servers, prefix)
-    lines = follow(settings, _topic(topic), from_beginning=from_beginning, limit=limit, full=full)
-    on_kafka(settings, _print_lines(lines))
+    lines = follow(settings, _topic(topic), from_beginning=from_beginning, limit=limit, full=full, key=session)
+    on_kafka(settings, _print_lines(lines, pretty=pretty))
 
 
 def schemas(
@@ -89,7 +94,7 @@ def _topic(name: str) -> Any:
     raise InvalidInputError(f"unknown topic {name!r}: known are {', '.join(topic.name for topic in REGISTRY)}")
 
 
-async def _print_lines(lines: Any) -> None:
+async def _print_lines(lines: Any, *, pretty: bool) -> None:
     async for line in lines:
-        sys.stdout.write(line + "\n")
+        sys.stdout.write((json.dumps(json.loads(line), indent=2, ensure_ascii=False) if pretty else line) + "\n")
         sys.stdout.flush()

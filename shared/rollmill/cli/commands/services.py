@@ -25,9 +25,9 @@ def up(
     ] = None,
 ) -> None:
     """Run Kafka (unless --bootstrap-servers names one) and all five services here, until Ctrl-C."""
-    from rollmill.cli.up import Up, run  # noqa: PLC0415
-
     _require_services()
+    from rollmill.cli.up import Up, run  # noqa: PLC0415  # needs what was just looked for
+
     raise SystemExit(asyncio.run(run(Up(upstream, data_dir, bootstrap_servers, prefix, port, kafka_port, health_port))))
 
 

@@ -58,7 +58,7 @@ class Shell:
 
     @contextmanager
     def running(self, command: str, ready: str) -> Iterator[subprocess.Popen[str]]:
-        """A command that goes on; entered once it has printed ``ready``, and ended with SIGINT."""
+        """A command that goes on; entered once it has printed ``ready``, and ended with SIGTERM."""
         environment = {name: value for name, value in self.environment.items() if name != "ROLLMILL_BOOTSTRAP_SERVERS"}
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command}"],
@@ -78,8 +78,12 @@ class Shell:
             assert ready in "".join(lines[-1:]), "".join(lines)
             yield process
         finally:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+            process.send_signal(signal.SIGTERM)  # SIGINT is ignored below a shell's background job
+            try:
+                process.communicate(timeout=60)
+            finally:
+                process.kill()
+                process.communicate()
 
 
 def test_a6_the_quick_start_ends_in_trained_tokens(install: Callable[[str], Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rollmill.errors import ConfigurationError, InvalidInputError
 from rollmill.ops.replay import stages
-from rollmill.settings import KafkaSettings
+from rollmill.settings import KafkaSettings, ServiceSettings, programs
 
 INTO = KafkaSettings.model_construct(prefix="new.")
 SERVICES = ("builder", "reward-merger", "batcher")
@@ -20,10 +20,11 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 def install(monkeypatch: pytest.MonkeyPatch, points: dict[str, dict[str, str]]) -> None:
     """The installed metadata may be those of another version of the project."""
 
-    def entry_points(*, group: str, name: str) -> list[EntryPoint]:
-        return [EntryPoint(name, value, group) for key, value in points.get(group, {}).items() if key == name]
+    def entry_points(*, group: str, name: str | None = None) -> list[EntryPoint]:
+        return [EntryPoint(key, value, group) for key, value in points.get(group, {}).items() if name in (None, key)]
 
     monkeypatch.setattr(stages, "entry_points", entry_points)
+    monkeypatch.setattr(programs, "entry_points", entry_points)
 
 
 def test_every_stage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,10 +54,13 @@ def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_service_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, {})
-    with pytest.raises(ConfigurationError, match=r"the builder is not installed.*rollmill\[services\]"):
+    with pytest.raises(ConfigurationError, match="no service 'builder' is installed: there is none"):
+        stages.settings_of("builder", INTO, {})
+    install(monkeypatch, {programs.GROUP: {"builder": "rollmill_nowhere.settings:Settings"}})
+    with pytest.raises(ConfigurationError, match=r"no module 'rollmill_nowhere'\): pip install 'rollmill\[services\]'"):
         stages.settings_of("builder", INTO, {})
     install(monkeypatch, {stages.STAGES: {"builder": "rollmill_nowhere.app:build"}})
     with pytest.raises(
         ConfigurationError, match=r"the builder cannot be loaded \(No module named 'rollmill_nowhere'\)"
     ):
-        stages.settings_of("builder", INTO, {})
+        stages.stage_of("builder", ServiceSettings())
